@@ -1,0 +1,1 @@
+"""Acme's kernels: one module an op, imported when the op first runs on an Acme device."""

@@ -1,0 +1,16 @@
+"""Hold every kernel of this backend against opgraft's conformance suite."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SUITE = "-m pytest -p opgraft.testing.plugin --pyargs opgraft.testing.conformance --opgraft-backend"
+
+
+def test_every_kernel_passes_the_conformance_suite(tmp_path):
+    command = [sys.executable, *SUITE.split(), "acme", "--require-device"]
+
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
