@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 OP = "attention.clamp_position"
@@ -33,13 +34,17 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The same from Python: each tensor's own device decides", ("python",)),
     (
         "Forced to native, to bisect numerics",
-        (f"OPGRAFT_FORCE=native opgraft explain {OP} --device acme",)
-        + (f"OPGRAFT_FORCE=native {CALL} --device acme",),
+        (
+            f"OPGRAFT_FORCE=native opgraft explain {OP} --device acme",
+            f"OPGRAFT_FORCE=native {CALL} --device acme",
+        ),
     ),
     (
         "With a backend denied",
-        (f"OPGRAFT_DENY=cpu_reference opgraft explain {OP} --device cpu",)
-        + (f"OPGRAFT_DENY=cpu_reference {CALL} --device cpu",),
+        (
+            f"OPGRAFT_DENY=cpu_reference opgraft explain {OP} --device cpu",
+            f"OPGRAFT_DENY=cpu_reference {CALL} --device cpu",
+        ),
     ),
 )
 
@@ -47,7 +52,7 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def show(line: str) -> None:
     """Print a command as a user would type it, and run it."""
     if line == "python":
-        print("\n".join(f">>> {code}" if code else ">>>" for code in PYTHON.splitlines()))
+        print(textwrap.indent(PYTHON, "    "))
         command, variables = [sys.executable, "-c", PYTHON], {}
     else:
         print(f"$ {line}")
@@ -62,15 +67,15 @@ def show(line: str) -> None:
 
 
 def main() -> int:
-    """Show every step."""
-    for number, (title, lines) in enumerate(STEPS, start=1):
-        print(f"{number}. {title}\n", flush=True)
-        for line in lines:
-            try:
+    """Show every step; stop at the first that does not work."""
+    try:
+        for number, (title, lines) in enumerate(STEPS, start=1):
+            print(f"{number}. {title}\n", flush=True)
+            for line in lines:
                 show(line)
-            except subprocess.CalledProcessError as error:
-                print(f"exited {error.returncode}: {line}", file=sys.stderr)
-                return 1
+    except subprocess.CalledProcessError as error:
+        print(f"the command above exited {error.returncode}", file=sys.stderr)
+        return 1
     return 0
 
 
