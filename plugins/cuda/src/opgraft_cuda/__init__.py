@@ -1,0 +1,1 @@
+"""opgraft's backend for NVIDIA GPUs: which kernels run there. See ``opgraft_cuda.plugin``."""

@@ -1,0 +1,1 @@
+"""opgraft's backend for AMD GPUs: which kernels run there. See ``opgraft_hip.plugin``."""
