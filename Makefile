@@ -10,6 +10,8 @@ STAMPS := $(VENV)/.stamps
 PEER_STAMPS := $(PEERS)/.stamps
 
 DISTRIBUTIONS := . plugins/triton_kernels plugins/cpu_reference plugins/cuda plugins/hip examples/oot_vendor_plugin
+# Shown by no demo: it brings OpenCL with it. Tested like the others.
+TESTED_ONLY := examples/opencl_vendor_plugin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 # What a user's shell may hold changes neither what is installed nor what is shown and tested.
@@ -41,6 +43,11 @@ $(STAMPS)/build: $(STAMPS)/venv constraints.txt pyproject.toml
 $(STAMPS)/distributions: $(STAMPS)/build $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@echo "Installing opgraft, its plugins and what they need into $(VENV)"
 	@$(PIP_INSTALL) --no-build-isolation $(DISTRIBUTIONS:%=--editable %)
+	@touch $@
+
+$(STAMPS)/test-tools: $(STAMPS)/distributions $(TESTED_ONLY:%=%/pyproject.toml)
+	@echo "Installing the test tools into $(VENV)"
+	@$(PIP_INSTALL) --no-build-isolation --group test $(TESTED_ONLY:%=--editable %)
 	@touch $@
 
 $(STAMPS)/%-tools: $(STAMPS)/distributions
@@ -117,7 +124,7 @@ docs: $(STAMPS)/docs-tools ## Build the documentation into site/
 .PHONY: wheels
 wheels: $(STAMPS)/build ## Build every distribution into dist/
 	@rm -rf dist
-	@for folder in $(DISTRIBUTIONS); do \
+	@for folder in $(DISTRIBUTIONS) $(TESTED_ONLY); do \
 		$(BIN)/python -m build --no-isolation --wheel --outdir dist "$$folder" || exit 1; \
 	done
 

@@ -33,6 +33,7 @@ PROJECTS = {
     "opgraft-cuda": REPOSITORY / "plugins/cuda",
     "opgraft-hip": REPOSITORY / "plugins/hip",
     "opgraft-acme": REPOSITORY / "examples/oot_vendor_plugin",
+    "opgraft-opencl": REPOSITORY / "examples/opencl_vendor_plugin",
 }
 COMMAND_LIMIT_S = 240
 

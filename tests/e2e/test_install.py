@@ -56,7 +56,7 @@ def test_the_module_runs_like_the_console_script(everything):
 
 def test_every_distribution_installed_together_is_found_and_none_is_faulty(everything):
     statuses = {name: record["status"] for name, record in everything.backends().items()}
-    hardware = {name: statuses.pop(name) for name in ("cuda", "hip")}
+    hardware = {name: statuses.pop(name) for name in ("cuda", "hip", "opencl")}
     assert {"acme": "active", "cpu_reference": "active"} == statuses
     assert set(hardware.values()) <= {"active", "inactive"}
 

@@ -25,6 +25,7 @@ PACKAGES = {
     "opgraft-cuda": "opgraft_cuda",
     "opgraft-hip": "opgraft_hip",
     "opgraft-acme": "opgraft_acme",
+    "opgraft-opencl": "opgraft_opencl",
 }
 BACKENDS = {
     "opgraft": [],
@@ -33,6 +34,7 @@ BACKENDS = {
     "opgraft-cuda": ["cuda"],
     "opgraft-hip": ["hip"],
     "opgraft-acme": ["acme"],
+    "opgraft-opencl": ["opencl"],
 }
 NEEDS = {
     "opgraft": {"torch", "pluggy", "importlib-metadata", "packaging", "typer", "rich"},
@@ -41,6 +43,7 @@ NEEDS = {
     "opgraft-cuda": {"opgraft", "torch", "opgraft-triton-kernels"},
     "opgraft-hip": {"opgraft", "torch", "opgraft-triton-kernels"},
     "opgraft-acme": {"opgraft", "torch"},
+    "opgraft-opencl": {"opgraft", "torch", "numpy", "pyopencl"},
 }
 each_distribution = pytest.mark.parametrize("name", sorted(PACKAGES))
 
@@ -128,9 +131,9 @@ def test_the_example_vendor_needs_the_first_torch_with_devices_in_pure_python(
 
 
 @each_distribution
-def test_in_repo_distributions_share_one_version_and_the_example_has_its_own(name, wheels):
+def test_in_repo_distributions_share_one_version_and_the_examples_have_their_own(name, wheels):
     shares = headers(wheels[name])["Version"] == IN_REPO_VERSION
-    assert (name != "opgraft-acme") == shares
+    assert (name not in {"opgraft-acme", "opgraft-opencl"}) == shares
 
 
 @each_distribution
