@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.compiler import CompiledKernel
 
-triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-from triton.compiler import CompiledKernel  # noqa: E402
-from opgraft_triton_kernels import launcher as launcher_module  # noqa: E402
-from opgraft_triton_kernels.launcher import TESTED_TRITON, Launcher  # noqa: E402
+from opgraft_triton_kernels import launcher as launcher_module
+from opgraft_triton_kernels.launcher import TESTED_TRITON, Launcher
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
@@ -29,7 +29,9 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is in the way"),
 ]
 
-PARAMETERS = 5  # of the compiled kernels below: two pointers, one integer, Triton's two scratch pointers
+PARAMETERS = (
+    5  # of the compiled kernels below: two pointers, one integer, Triton's two scratch pointers
+)
 
 DRIVER = r"""
 #include "cuda.h"
@@ -120,11 +122,10 @@ def fake_libcuda(tmp_path_factory):
     (folder / "written.c").write_text(source)
     (folder / "stubs.c").write_text(stubs)
     library = folder / "libcuda.so.1"
-    subprocess.run(
-        ["cc", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f"-I{nvidia / 'include'}"]
-        + ["-fno-builtin", "-o", library, folder / "written.c", folder / "stubs.c"],
-        check=True,
-    )
+    options = ["-w", "-shared", "-fPIC", "-fno-builtin", "-Wl,-soname,libcuda.so.1"]
+    sources = [f"-I{nvidia / 'include'}", folder / "written.c", folder / "stubs.c"]
+    subprocess.run(["cc", *options, "-o", library, *sources], check=True)
+    (folder / "libcuda.so").symlink_to(library.name)
     # Found by its name from now on, by whatever asks the loader for it.
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL), folder
 
@@ -162,9 +163,11 @@ def gpu(fake_libcuda, tmp_path_factory, monkeypatch):
 def add_kernel():
     # A kernel of its own for each test: Triton's cache belongs to the kernel object.
     @triton.jit(do_not_specialize=["size"])
-    def kernel(x_ptr, out_ptr, size: tl.int64, BLOCK: tl.constexpr):
+    def kernel(x_ptr, out_ptr, size: tl.int64, BLOCK: tl.constexpr):  # noqa: N803
         offsets = tl.arange(0, BLOCK)
-        tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < size), mask=offsets < size)
+        tl.store(
+            out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < size), mask=offsets < size
+        )
 
     return kernel
 
@@ -273,11 +276,9 @@ def test_what_selects_code_here_is_what_selects_it_in_triton(gpu):
                         case = (*addresses, dtype, *numbers)
                         ours[case] = key(*tensors, *numbers, *addresses)
                         theirs[case] = tuple(specialise(*tensors, *numbers)[1])
-    for one in ours:
-        for other in ours:
-            if ours[one] == ours[other]:
-                assert theirs[one] == theirs[other]
-    assert len(set(ours.values())) == len(set(theirs.values()))
+    # One key never stands for two of Triton's, and none of Triton's for two keys.
+    pairs = {(ours[case], theirs[case]) for case in ours}
+    assert len(pairs) == len(set(ours.values())) == len(set(theirs.values()))
 
 
 def test_a_tensor_s_own_device_is_used_and_the_current_one_stays(gpu, launcher):
@@ -417,9 +418,8 @@ def test_an_integer_without_a_width_is_refused_by_name():
 
     with pytest.raises(TypeError) as error:
         Launcher(kernel)
-    assert (
-        "kernel: the integer 'size' must be annotated tl.int32 or tl.int64, got ''"
-        == str(error.value)
+    assert "kernel: the integer 'size' must be annotated tl.int32 or tl.int64, got ''" == str(
+        error.value
     )
 
 

@@ -16,12 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TESTED_TRITON", "Launcher"]
 
+_ARGUMENTS_LAST: Final = "None, None, metadata, None, None, None, {arguments}"
+_ARGUMENTS_AS_TUPLE: Final = (
+    "metadata, None, None, None, None, None, annotations, signature, ({arguments},)"
+)
 TESTED_TRITON: Final[Mapping[tuple[int, int], str]] = {
-    (3, 6): "None, None, metadata, None, None, None, {arguments}",
-    (3, 9): "metadata, None, None, None, None, None, annotations, signature, ({arguments},)",
+    (3, 5): _ARGUMENTS_LAST,
+    (3, 6): _ARGUMENTS_LAST,
+    (3, 7): _ARGUMENTS_AS_TUPLE,
+    (3, 8): _ARGUMENTS_AS_TUPLE,
+    (3, 9): _ARGUMENTS_AS_TUPLE,
 }
 """Triton releases whose compiled kernels are launched directly: what their launch function takes
-after grid, stream, function and the two launch attributes. Any other release launches as usual."""
+after grid, stream, function and the two launch attributes. Any other release launches as usual.
+3.6 was tested on an H200, each of them with its own C launcher on a made-up CUDA driver."""
 
 _LAUNCH: Final = """\
 def launch(grid, {parameters}):
