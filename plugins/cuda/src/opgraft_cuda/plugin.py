@@ -3,9 +3,14 @@
 One decorated function an op: its parameters are the op's, its body names the kernel.
 """
 
+# A kernel is looked up by name, so that mypy cannot see what it returns: what its op returns.
+# mypy: no-warn-return-any
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from opgraft import (
     Available,
@@ -18,11 +23,12 @@ from opgraft import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
-# From the oldest GPU with what the kernels use to the newest whose code the tests compile. An arch
-# that nobody has compiled for is not claimed.
-ARCHS = CapabilityRequirement.cuda(min_sm="8.0", max_sm="12.1")
+# From the oldest GPU with what the kernels use to the newest for which the tests compile them.
+ARCHS = CapabilityRequirement.cuda(min_sm=(8, 0), max_sm=(12, 1))
 
 
 @hookimpl
@@ -42,9 +48,43 @@ def opgraft_probe() -> Available | Unavailable:
     return Available(count) if count else Unavailable("torch sees no CUDA device")
 
 
+@functools.cache
+def _triton(op: str) -> Callable[..., Any]:
+    """Import a portable kernel once: an import statement in its place costs 0.3 us a call."""
+    from opgraft_triton_kernels import attention
+
+    return getattr(attention, op)
+
+
 @forward("attention.clamp_position", kernel_backend=KernelBackend.TRITON, capabilities=ARCHS)
 def clamp_position(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Run the portable Triton kernel."""
-    from opgraft_triton_kernels.attention import clamp_position as kernel
+    return _triton("clamp_position")(seq_lens, out=out)
 
-    return kernel(seq_lens, out=out)
+
+def _has_cuda_bindings() -> bool:
+    """Say whether CUDA C++ can be compiled here, without importing what compiles it."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+if _has_cuda_bindings():
+
+    @functools.cache
+    def _compiled(op: str) -> Callable[..., Any]:
+        from opgraft_cuda import clamp_position as module
+
+        return getattr(module, op)
+
+    # Above Triton's 50, since a call takes less host time.
+    @forward(
+        "attention.clamp_position",
+        kernel_backend=KernelBackend.JIT,
+        capabilities=ARCHS,
+        priority=60,
+    )
+    def clamp_position_jit(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Run the kernel written in CUDA C++."""
+        return _compiled("clamp_position")(seq_lens, out=out)
