@@ -9,7 +9,6 @@ from typing import Any
 from opgraft.errors import ArgumentTypeError
 from opgraft.hardware import arch_key
 from opgraft.kernel_registry import default_registry
-from opgraft.planning import explain_on
 from opgraft.policy import Policy
 from opgraft.selection import Selection
 from opgraft.spec import DTYPES, BackendRecord
@@ -66,7 +65,7 @@ def explain(op_id: str, /, *args: Any, backend: str | None = None, **kwargs: Any
 
     """
     one = registry.handle(op_id).op
-    return one.dispatcher.explain(one.call_parameters().bind(*args, **kwargs), backend)
+    return one.dispatcher.explain(one.arguments().bind(*args, **kwargs), backend)
 
 
 def explain_for(
@@ -104,7 +103,7 @@ def explain_for(
     elif name and name not in DTYPES:
         message = f"{op_id}: unknown dtype {dtype}"
         raise ArgumentTypeError(message)
-    return explain_on(one, device, arch, name)
+    return one.dispatcher.select_on(device, arch, name, hardware=False).conditional()
 
 
 def warmup(op_id: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -6,8 +6,8 @@ Everything here looks at metadata alone and raises before any kernel is launched
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opgraft.spec import FormatSignature
 
 Values = tuple[Any, ...]
-_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BACKEND = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -25,8 +25,27 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Parameters:
-    """An op's parameters, without ``self``: how values become a tuple in order, and a call again.
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """List the tensors that a value is or holds, one level deep."""
+    members = value.values() if isinstance(value, Mapping) else value
+    held = members if isinstance(value, (list, tuple, Mapping)) else (value,)
+    return [one for one in held if isinstance(one, torch.Tensor)]  # type: ignore[attr-defined]
+
+
+class _Name:
+    """Stands for a default in generated source."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Arguments:
+    """An op's parameters, without ``self``, and what a call's values must be.
+
+    Values are a tuple in the order of the parameters.
 
     Parameters
     ----------
@@ -34,108 +53,6 @@ class Parameters:
         Of the op's native.
     label
         Op id or class name, for messages.
-
-    """
-
-    def __init__(self, signature: inspect.Signature, label: str) -> None:
-        self.signature = signature
-        self.label = label
-        kinds = signature.parameters.values()
-        self.names = tuple(signature.parameters)
-        self.defaults = tuple(p.default for p in kinds)
-        self.keyword_only = frozenset(p.name for p in kinds if p.kind is p.KEYWORD_ONLY)
-        self.variadic = tuple(p.kind if p.kind in _VARIADIC else None for p in kinds)
-        self.is_variadic = any(self.variadic)
-        annotated = [p for p in kinds if "Tensor" in str(p.annotation)]
-        self.tensors = frozenset(p.name for p in annotated)
-        self.required = tuple(p.name for p in annotated if p.default is p.empty)
-        self.optional = tuple(p.name for p in annotated if p.default is not p.empty)
-        self.bind: Callable[..., Values] = self._compile_bind()
-
-    def source(self, extra: str = "") -> str:
-        """Write the parameter list as source; defaults are the names ``_default_<parameter>``."""
-        text, starred = [], False
-        for p in self.signature.parameters.values():
-            starred = starred or p.kind is p.VAR_POSITIONAL
-            if p.kind is p.KEYWORD_ONLY and not starred:
-                text.append("*")
-                starred = True
-            star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-            default = "" if p.default is p.empty else f"=_default_{p.name}"
-            text.append(f"{star}{p.name}{default}")
-        if extra:
-            place = len(text) - (1 if p_is_var_keyword(self.signature) else 0)
-            text[place:place] = [extra] if starred else ["*", extra]
-        return ", ".join(text)
-
-    def namespace(self) -> dict[str, Any]:
-        """Give the names that :meth:`source` refers to."""
-        pairs = zip(self.names, self.defaults, strict=True)
-        return {f"_default_{name}": default for name, default in pairs}
-
-    def _compile_bind(self) -> Callable[..., Values]:
-        # Generated because inspect's own bind costs several microseconds a call.
-        name = self.label.rpartition(".")[2]
-        name = name if name.isidentifier() else "call"
-        namespace = self.namespace()
-        body = "".join(f"{parameter}, " for parameter in self.names)
-        exec(f"def {name}({self.source()}):\n    return ({body})", namespace)  # noqa: S102
-        bound: Callable[..., Values] = namespace[name]
-        return bound
-
-    def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
-        """Turn values into a call; keyword-only parameters at their default are left out."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        keyword_only = self.keyword_only
-        rows = zip(self.names, values, self.defaults, self.variadic, strict=True)
-        for name, value, default, variadic in rows:
-            if variadic is inspect.Parameter.VAR_POSITIONAL:
-                args.extend(value)
-            elif variadic is inspect.Parameter.VAR_KEYWORD:
-                kwargs.update(value)
-            elif name not in keyword_only:
-                args.append(value)
-            elif value is not default:
-                kwargs[name] = value
-        return args, kwargs
-
-    def passed(self, values: Values) -> frozenset[str]:
-        """Name the keyword-only parameters whose value is not the default."""
-        rows = zip(self.names, values, self.defaults, strict=True)
-        only = self.keyword_only
-        return frozenset(n for n, value, default in rows if n in only and value is not default)
-
-    def tensors_in(self, values: Values) -> Iterator[tuple[str, torch.Tensor]]:
-        """Give every tensor among the values, those in lists and mappings included."""
-        for name, value in zip(self.names, values, strict=True):
-            for one in tensors_of(value):
-                yield name, one
-
-
-def tensors_of(value: object) -> list[torch.Tensor]:
-    """List the tensors that a value is or holds, one level deep."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    members = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, (list, tuple, Mapping)):
-        return [one for one in members if isinstance(one, torch.Tensor)]  # type: ignore[union-attr]
-    return []
-
-
-def p_is_var_keyword(signature: inspect.Signature) -> bool:
-    """Say whether the last parameter takes any keyword."""
-    last = next(reversed(signature.parameters.values()), None)
-    return last is not None and last.kind is last.VAR_KEYWORD
-
-
-class ArgumentCheck:
-    """Holds a call's values against an op's parameters and format signature.
-
-    Parameters
-    ----------
-    parameters
-        The op's.
     form
         The op's format signature, or None where it states none.
     writes
@@ -144,16 +61,76 @@ class ArgumentCheck:
     """
 
     def __init__(
-        self, parameters: Parameters, form: FormatSignature | None, writes: Mapping[str, int]
+        self, signature: inspect.Signature, label: str, form: FormatSignature | None, writes: Mapping[str, int]
     ) -> None:
-        self.parameters = parameters
-        self.form = form
-        self.writes = writes
-        self.dims = {
-            name: [_dim(dim) for dim in dims] for name, dims in (form.shapes if form else {}).items()
-        }
+        self.signature, self.label, self.form = signature, label, form
+        every = list(signature.parameters.values())
+        self.names = tuple(p.name for p in every)
+        self.defaults = tuple(p.default for p in every)
+        self.keyword_only = frozenset(p.name for p in every if p.kind is p.KEYWORD_ONLY)
+        self.variadic = {p.name: p.kind for p in every if p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}}
+        tensors = [p for p in every if "Tensor" in str(p.annotation)]
+        self.required = tuple(p.name for p in tensors if p.default is p.empty)
+        self.optional = tuple(p.name for p in tensors if p.default is not p.empty)
+        self.writes = {name: index for name, index in writes.items() if name in self.names}
+        shapes = form.shapes if form else {}
+        self.dims = {name: [_dim(dim) for dim in shapes[name]] for name in self.names if name in shapes}
+        self._shaped = [(self.names.index(name), name, dims) for name, dims in self.dims.items()]
+        self._buffers = [(self.names.index(name), name) for name in self.writes]
+        self.fits: Callable[..., bool] = self.compile("fits", f"({self.listed})", f"return {self._fitting()}")["fits"]
+        # Generated, because inspect's own bind costs several microseconds a call.
+        name = label.rpartition(".")[2]
+        self.bind: Callable[..., Values] = self.compile(name, self.source(), f"return ({self.listed})")[name]
 
-    def format(self, values: Values) -> None:
+    @property
+    def listed(self) -> str:
+        """The parameters' names as the source of a tuple's inside."""
+        return "".join(f"{name}, " for name in self.names)
+
+    def with_backend(self) -> inspect.Signature:
+        """Give the signature that callers see: with the keyword ``backend``."""
+        every = list(self.signature.parameters.values())
+        last = next(iter(every[-1:]), _BACKEND)
+        at = len(every) - (last.kind is last.VAR_KEYWORD)
+        return self.signature.replace(parameters=[*every[:at], _BACKEND, *every[at:]])
+
+    def source(self, signature: inspect.Signature | None = None) -> str:
+        """Write the parameter list as source, ``_default_<parameter>`` for each default."""
+        every = (signature or self.signature).parameters.values()
+        bare = [
+            p.replace(annotation=p.empty, default=p.default if p.default is p.empty else _Name(f"_default_{p.name}"))
+            for p in every
+        ]
+        return str(inspect.Signature(bare))
+
+    def compile(self, name: str, parameters: str, body: str) -> dict[str, Any]:
+        """Compile one function whose parameter list :meth:`source` wrote."""
+        names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
+        names |= {"_default_backend": None, "alias": torch._C._is_alias_of}  # noqa: SLF001 - no public reader
+        exec(f"def {name}{parameters}:\n    {body}\n", names)  # noqa: S102
+        return names
+
+    def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
+        """Turn values into a call; keyword-only parameters at their default are left out."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, value, default in zip(self.names, values, self.defaults, strict=True):
+            if name in self.variadic:
+                args.extend(() if isinstance(value, dict) else value)
+                kwargs.update(value if isinstance(value, dict) else {})
+            elif name not in self.keyword_only:
+                args.append(value)
+            elif value is not default:
+                kwargs[name] = value
+        return args, kwargs
+
+    def tensors(self, values: Values) -> Iterator[tuple[str, torch.Tensor]]:
+        """Give every tensor among the values, with its parameter's name."""
+        for name, value in zip(self.names, values, strict=True):
+            for one in tensors_of(value):
+                yield name, one
+
+    def check_format(self, values: Values) -> None:
         """Check kinds, dtypes and the device: all that a choice of kernel is kept for.
 
         Raises
@@ -164,53 +141,38 @@ class ArgumentCheck:
             If the tensors are on different devices.
 
         """
-        label = self.parameters.label
-        for name, value, default in zip(
-            self.parameters.names, values, self.parameters.defaults, strict=True
-        ):
-            if name in self.parameters.tensors and value is not default:
+        for name, value, default in zip(self.names, values, self.defaults, strict=True):
+            if name in self.required + self.optional and value is not default:
                 if not isinstance(value, torch.Tensor):
-                    kind = type(value).__name__
-                    message = f"{label}: {name} must be a tensor, got {kind} {value!r:.60}"
-                    raise ArgumentTypeError(message)
-                self._dtype(name, value, values)
-        first: tuple[str, torch.device] | None = None
-        for name, tensor in self.parameters.tensors_in(values):
-            if first is None:
-                first = name, tensor.device
-            elif tensor.device != first[1]:
-                message = (
-                    f"{label}: {name} is on {tensor.device}, expected {first[1]} as {first[0]} is;"
-                    f" move all tensors of the call to one device"
-                )
-                raise ArgumentValueError(message)
+                    self._wrong(ArgumentTypeError, name, "a tensor", f"{type(value).__name__} {value!r:.60}")
+                expected = self._dtypes(name, values)
+                if expected and dtype_name(value.dtype) not in expected:
+                    self._wrong(ArgumentTypeError, name, " or ".join(expected), dtype_name(value.dtype))
+        devices = [(name, one.device) for name, one in self.tensors(values)]
+        for name, device in devices[1:]:
+            if device != devices[0][1]:
+                self._wrong(ArgumentValueError, name, f"on {devices[0][1]} as {devices[0][0]} is", str(device))
 
-    def _dtype(self, name: str, tensor: torch.Tensor, values: Values) -> None:
+    def _wrong(self, kind: type[Exception], name: str, expected: str, got: str) -> NoReturn:
+        message = f"{self.label}: {name} must be {expected}, got {got}"
+        raise kind(message)
+
+    def _dtypes(self, name: str, values: Values) -> tuple[str, ...] | None:
         if self.form is None:
-            return
-        per_parameter = isinstance(self.form.supported_dtypes, Mapping)
-        if name in self.writes and not (per_parameter and self.form.dtypes(name)):
-            outputs = self.form.outputs
-            allowed = self.output_dtypes(values)[self.writes[name]] if outputs else None
-            expected = (allowed,) if allowed else None
-        else:
-            expected = self.form.dtypes(name)
-        got = dtype_name(tensor.dtype)
-        if expected is not None and got not in expected:
-            wanted = " or ".join(expected)
-            message = f"{self.parameters.label}: {name} must be {wanted}, got {got}"
-            raise ArgumentTypeError(message)
+            return None
+        own = isinstance(self.form.supported_dtypes, Mapping) and self.form.dtypes(name)
+        if name not in self.writes or own:
+            return self.form.dtypes(name)
+        outputs = self.output_dtypes(values)
+        return (outputs[self.writes[name]],) if outputs else None
 
     def output_dtypes(self, values: Values) -> tuple[str, ...]:
         """Give each output's dtype for this call, ``like:`` resolved."""
-        by_name = dict(zip(self.parameters.names, values, strict=True))
-        outputs = []
-        for name in self.form.outputs if self.form else ():
-            like = by_name.get(name.removeprefix("like:")) if name.startswith("like:") else None
-            outputs.append(dtype_name(like.dtype) if like is not None else name)
-        return tuple(outputs)
+        given = dict(zip(self.names, values, strict=True))
+        likes = ((out, given.get(out.removeprefix("like:"))) for out in (self.form.outputs if self.form else ()))
+        return tuple(dtype_name(like.dtype) if out.startswith("like:") and like is not None else out for out, like in likes)
 
-    def shapes(self, values: Values) -> None:
+    def check_shapes(self, values: Values) -> None:
         """Check the number of dims, equal sizes, and that no caller buffer overlaps an input.
 
         Raises
@@ -219,44 +181,53 @@ class ArgumentCheck:
             If a shape does not fit, or a buffer and an input share memory.
 
         """
+        if self.fits(*values):
+            return
         sizes: dict[str, tuple[int, str]] = {}
-        for name, value in zip(self.parameters.names, values, strict=True):
-            dims = self.dims.get(name)
-            if dims is None or not isinstance(value, torch.Tensor):
+        for index, name, dims in self._shaped:
+            value = values[index]
+            if value is None:
                 continue
             shape = value.shape
             if len(shape) != len(dims):
-                self._misfit(name, value, _shown(dims))
+                self._misfit(name, value)
             for size, (dim, plus) in zip(shape, dims, strict=True):
-                known = sizes.setdefault(dim, (size - plus, name))
-                if known[0] != size - plus:
-                    place = f"{_shown(dims)} with {dim} = {known[0]} as {known[1]} has"
-                    self._misfit(name, value, place)
+                known, whose = sizes.setdefault(dim, (size - plus, name))
+                if known != size - plus:
+                    self._misfit(name, value, f" with {dim} = {known} as {whose} has")
+        for index, name in self._buffers:
+            if values[index] is not None:
+                self._check_overlap(index, name, values)
+
+    def _fitting(self) -> str:
+        """Write the whole check as one expression: true is fine, false is for the slow check to judge."""
+        first: dict[str, str] = {}
+        terms = []
+        for at, (name, dims) in enumerate(self.dims.items()):
+            own = [f"len(s{at} := {name}.shape) == {len(dims)}"]
+            for axis, (dim, plus) in enumerate(dims):
+                size = f"s{at}[{axis}] - {plus}" if plus else f"s{at}[{axis}]"
+                if first.setdefault(dim, size) != size:
+                    own.append(f"{size} == {first[dim]}")
+            guard = "" if name in self.required else f"{name} is None or "
+            terms.append(f"({guard}{' and '.join(own)})")
         for buffer in self.writes:
-            self._overlap(buffer, values)
+            others = (name for name in self.required + self.optional if name != buffer)
+            apart = [f"({name} is None or not alias({buffer}, {name}))" for name in others]
+            terms.append(f"({buffer} is None or {' and '.join(apart) or True})")
+        return " and ".join(terms) or "True"
 
-    def _misfit(self, name: str, value: torch.Tensor, expected: str) -> None:
-        got = tuple(value.shape)
-        message = f"{self.parameters.label}: {name} must have shape {expected}, got {got}"
-        raise ArgumentValueError(message)
+    def _misfit(self, name: str, value: torch.Tensor, where: str = "") -> NoReturn:
+        dims = ", ".join(f"{dim} + {plus}" if plus else dim for dim, plus in self.dims[name])
+        self._wrong(ArgumentValueError, name, f"of shape [{dims}]{where}", f"{tuple(value.shape)}")
 
-    def _overlap(self, buffer: str, values: Values) -> None:
-        names = self.parameters.names
-        if buffer not in names:
-            return
-        target = values[names.index(buffer)]
-        if not isinstance(target, torch.Tensor) or target.numel() == 0:
-            return
-        for name, other in self.parameters.tensors_in(values):
-            if other is not target and torch._C._is_alias_of(target, other):  # noqa: SLF001
-                mine, theirs = _span(target), _span(other)
-                if mine[0] < theirs[1] and theirs[0] < mine[1]:
-                    label = self.parameters.label
-                    message = f"{label}: {buffer} overlaps {name} in memory; pass another buffer"
-                    raise ArgumentValueError(message)
-            elif other is target and name != buffer:
-                message = f"{self.parameters.label}: {buffer} is {name} itself; pass another buffer"
-                raise ArgumentValueError(message)
+    def _check_overlap(self, index: int, buffer: str, values: Values) -> None:
+        target, alias = values[index], torch._C._is_alias_of  # noqa: SLF001 - no public reader
+        for other, name in zip(values, self.names, strict=True):
+            if isinstance(other, torch.Tensor) and name != buffer and alias(target, other):
+                (low, high), (start, end) = _span(target), _span(other)
+                if low < end and start < high:
+                    self._wrong(ArgumentValueError, buffer, f"memory of its own, not {name}'s", "overlapping tensors")
 
 
 def _dim(dim: str) -> tuple[str, int]:
@@ -264,12 +235,10 @@ def _dim(dim: str) -> tuple[str, int]:
     return name, int(plus or 0)
 
 
-def _shown(dims: Sequence[tuple[str, int]]) -> str:
-    return f"[{', '.join(f'{dim} + {plus}' if plus else dim for dim, plus in dims)}]"
-
-
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.storage_offset() * tensor.element_size()
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = sum((size - 1) * stride for size, stride in pairs) + 1
-    return start, start + (extent * tensor.element_size() if tensor.numel() else 0)
+    """Give the first byte of a tensor in its storage and the one after its last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    start = tensor.storage_offset()
+    return start * tensor.element_size(), (start + extent) * tensor.element_size()

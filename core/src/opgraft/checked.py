@@ -1,11 +1,9 @@
-"""Checked mode: what a kernel returned, held against the op's format and its fake.
-
-Metadata only; no value is read.
-"""
+"""Checked mode: what a kernel returned, held against the op's format and its fake; metadata only."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +15,12 @@ if TYPE_CHECKING:
     from opgraft.spec import KernelSpec
 
 
-def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any) -> None:
+def as_outputs(result: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever a kernel returned
+    """Give one result or several as a tuple."""
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any) -> None:  # noqa: ANN401
     """Hold a result against dtype, shape, device, strides and aliasing as the op declares them.
 
     Raises
@@ -26,67 +29,56 @@ def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any)
         Naming the kernel and its distribution.
 
     """
-    outputs = result if isinstance(result, (tuple, list)) else (result,)
-    given = dict(zip(op.call_parameters().names, values, strict=True))
-    inputs = [
-        (name, one)
-        for name, one in op.call_parameters().tensors_in(values)
-        if name not in op.writes and name not in op.mutates
-    ]
-    device = inputs[0][1].device if inputs else None
-    dtypes = op.argument_check().output_dtypes(values)
-    expected = _fake(op, values)
+    for fault in _faults(op, values, as_outputs(result)):
+        message = f"{op.label}: kernel {spec} broke its contract: {fault}; tell its owner, {spec.owner}"
+        raise PluginError(message)
+
+
+def _faults(op: BaseFusedOp, values: Values, outputs: tuple[Any, ...]) -> Iterator[str]:
+    arguments = op.arguments()
+    given = dict(zip(arguments.names, values, strict=True))
+    inputs = [(n, one) for n, one in arguments.tensors(values) if n not in arguments.writes and n not in op.mutates]
+    dtypes = arguments.output_dtypes(values)
+    fakes = _fakes(op, values)
     if dtypes and len(outputs) != len(dtypes):
-        _fault(op, spec, f"returned {len(outputs)} outputs, expected {len(dtypes)}")
-    buffers = {index: given.get(name) for name, index in op.writes.items()}
+        yield f"it returned {len(outputs)} outputs, expected {len(dtypes)}"
+    buffers = {index: given[name] for name, index in arguments.writes.items()}
     for index, output in enumerate(outputs):
-        which = f"output {index}" if len(outputs) > 1 else "the result"
+        if buffers.get(index) is not None:
+            if output is not buffers[index]:
+                yield f"output {index} must be the very buffer that was passed"
+            continue
         if not isinstance(output, torch.Tensor):
-            if dtypes:
-                _fault(op, spec, f"{which} must be a tensor, got {type(output).__name__}")
+            yield f"output {index} must be a tensor, got {type(output).__name__}"
             continue
-        buffer = buffers.get(index)
-        if buffer is not None:
-            if output is not buffer:
-                _fault(op, spec, f"{which} must be the buffer that was passed, got another object")
-            continue
-        if dtypes and dtype_name(output.dtype) != dtypes[index]:
-            got = dtype_name(output.dtype)
-            _fault(op, spec, f"{which} must have dtype {dtypes[index]}, got {got}")
-        if device is not None and output.device != device:
-            _fault(op, spec, f"{which} must be on {device}, got {output.device}")
-        if expected is not None:
-            fake = expected[index]
-            if output.shape != fake.shape:
-                shapes = f"shape {tuple(fake.shape)}, got {tuple(output.shape)}"
-                _fault(op, spec, f"{which} must have {shapes}")
-            if output.stride() != fake.stride() and output.numel():
-                strides = f"strides {fake.stride()}, got {output.stride()}"
-                _fault(op, spec, f"{which} must have {strides}")
+        fake = fakes[index] if fakes else output
+        expected = {
+            "dtype": dtypes[index] if dtypes else dtype_name(output.dtype),
+            "device": str(inputs[0][1].device if inputs else output.device),
+            "shape": tuple(fake.shape),
+            "strides": fake.stride() if output.numel() else output.stride(),
+        }
+        got = (dtype_name(output.dtype), str(output.device), tuple(output.shape), output.stride())
+        for (what, wanted), found in zip(expected.items(), got, strict=True):
+            if wanted != found:
+                yield f"output {index} must have {what} {wanted}, got {found}"
         for name, one in inputs:
-            if output.numel() and torch._C._is_alias_of(output, one):  # noqa: SLF001
-                _fault(op, spec, f"{which} shares memory with {name}, which the op does not declare")
+            if output.numel() and torch._C._is_alias_of(output, one):  # noqa: SLF001 - no public reader
+                yield f"output {index} shares memory with {name}, which the op does not declare"
 
 
-def _fake(op: BaseFusedOp, values: Values) -> tuple[torch.Tensor, ...] | None:
+def _fakes(op: BaseFusedOp, values: Values) -> tuple[Any, ...] | None:
     """Run native on meta tensors; None where a size is read from values."""
     if hasattr(op, "forward_fake") or not op.native_supported:
         return None
-    metas = tuple(
-        torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta")
-        if isinstance(v, torch.Tensor)
-        else v
-        for v in values
+    args, kwargs = op.arguments().split(
+        tuple(
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v
+            for v in values
+        )
     )
-    args, kwargs = op.call_parameters().split(metas)
     try:
         with torch.no_grad():
-            result = op.forward_native(*args, **kwargs)
+            return as_outputs(op.forward_native(*args, **kwargs))
     except (NotImplementedError, RuntimeError):
         return None
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def _fault(op: BaseFusedOp, spec: KernelSpec, what: str) -> NoReturn:
-    message = f"{op.label}: kernel {spec} broke its contract: {what}; its owner is {spec.owner}"
-    raise PluginError(message)

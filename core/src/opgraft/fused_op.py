@@ -7,20 +7,20 @@ kernel (``name`` a kernel backend) or a platform method (``name`` a platform key
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from opgraft.arguments import ArgumentCheck, Parameters
-from opgraft.dispatch import Dispatcher, Handle
+from opgraft.arguments import Arguments
+from opgraft.dispatch import Dispatcher
 from opgraft.errors import RegistrationError
-from opgraft.hardware import ANY, Capabilities, capability_set
+from opgraft.handle import Handle
+from opgraft.hardware import ANY, capability_set
 from opgraft.kernel_registry import KernelRegistry, default_registry
-from opgraft.selection import CallFacts
 from opgraft.spec import (
     DEFAULT_PRIORITY,
     EXACT,
@@ -31,12 +31,13 @@ from opgraft.spec import (
     Tolerance,
     check_op_id,
 )
+from opgraft.torch_ops import define
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PREFIX = "forward_"
-_NOT_KERNELS = frozenset({"fake"})
+_PREFIX: Final = "forward_"
+_INSTANCE_ONLY: Final = frozenset({"_dispatcher", "_compiled_native", "torch_function"})
 
 
 class BaseFusedOp(nn.Module):
@@ -102,88 +103,62 @@ class BaseFusedOp(nn.Module):
         cls._check_forward()
         if cls.op:
             check_op_id(cls.op)
-        priority = cls.priority
-        if not isinstance(priority, tuple):
-            message = f"{cls.__name__}: priority must be a tuple of kernel backends"
-            raise RegistrationError(message)
-        cls.priority = tuple(KernelBackend(name) for name in priority)
-        declared = {}
-        for name, capabilities in cls.capabilities.items():
-            whose = f"{cls.__name__}, {name}"
-            declared[KernelBackend(name)] = capability_set(capabilities, whose)
-        cls.capabilities = declared
+        cls.priority = tuple(KernelBackend(name) for name in cls.priority)
+        cls.capabilities = {
+            KernelBackend(name): capability_set(declared, f"{cls.__name__}, {name}")
+            for name, declared in cls.capabilities.items()
+        }
         form = cls.format_signature
         if form is not None and not isinstance(form, FormatSignature):
             message = f"{cls.__name__}: format_signature must be a FormatSignature, got {form!r}"
             raise RegistrationError(message)
-        if form is not None and cls._defines("forward_native"):
-            names = set(cls._native_signature().parameters)
-            per = set(form.supported_dtypes) if isinstance(form.supported_dtypes, Mapping) else set()
-            like = {o.removeprefix("like:") for o in form.outputs if o.startswith("like:")}
-            unknown = (per | set(form.shapes) | like) - names
+        if form is not None and cls.defines("forward_native"):
+            per = form.supported_dtypes if isinstance(form.supported_dtypes, Mapping) else {}
+            like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")}
+            known = set(cls.signature().parameters)
+            unknown = sorted({*per, *form.shapes, *like} - known)
             if unknown:
-                message = (
-                    f"{cls.__name__}: format_signature names {sorted(unknown)}, "
-                    f"parameters are {sorted(names)}"
-                )
+                message = f"{cls.__name__}: format_signature names {unknown}, the parameters are {sorted(known)}"
                 raise RegistrationError(message)
 
     @classmethod
     def _check_forward(cls) -> None:
         if "forward" in vars(cls):
             message = (
-                f"{cls.__name__} overrides forward, which chooses the kernel; define "
-                f"forward_native and forward_<kernel backend> instead"
+                f"{cls.__name__} overrides forward, which chooses the kernel; define forward_native and "
+                f"forward_<kernel backend> instead"
             )
             raise RegistrationError(message)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the op; nothing is detected, imported or compiled."""
-        if not self._defines("forward_native"):
+        if not self.defines("forward_native"):
             message = f"{type(self).__name__} cannot be instantiated: it has no forward_native"
             raise TypeError(message)
         super().__init__(*args, **kwargs)
 
-    # -- what the class declares -------------------------------------------------------------
+    # What the class declares.
 
     @classmethod
-    def _defines(cls, method: str) -> bool:
-        stubs = (BaseFusedOp, nn.Module, object)
-        return any(
-            method in vars(klass)
-            for klass in cls.__mro__
-            if klass not in stubs and not vars(klass).get("_only_stubs", False)
-        )
-
-    @classmethod
-    def _native_signature(cls) -> inspect.Signature:
-        full = inspect.signature(cls.forward_native)
-        if isinstance(inspect.getattr_static(cls, "forward_native"), staticmethod):
-            return full
-        return full.replace(parameters=list(full.parameters.values())[1:])
-
-    @classmethod
-    def call_parameters(cls) -> Parameters:
-        """Give the op's parameters, without ``self``."""
-        known = vars(cls).get("_call_parameters")
-        if known is None:
-            known = Parameters(cls._native_signature(), cls.op or cls.__name__)
-            cls._call_parameters = known  # type: ignore[attr-defined]
-        return cast("Parameters", known)
-
-    @classmethod
-    def argument_check(cls) -> ArgumentCheck:
-        """Give what holds a call's arguments against the format signature."""
-        known = vars(cls).get("_argument_check")
-        if known is None:
-            known = ArgumentCheck(cls.call_parameters(), cls.format_signature, cls.writes)
-            cls._argument_check = known  # type: ignore[attr-defined]
-        return cast("ArgumentCheck", known)
+    def defines(cls, method: str) -> bool:
+        """Say whether the class, or any it derives from below this one, defines a method."""
+        above = BaseFusedOp.__mro__
+        return any(method in vars(one) for one in cls.__mro__ if one not in above)
 
     @classmethod
     def signature(cls) -> inspect.Signature:
         """Give the op's signature, without ``self``."""
-        return cls.call_parameters().signature
+        full = inspect.signature(cls.forward_native)
+        bound = isinstance(inspect.getattr_static(cls, "forward_native"), staticmethod)
+        return full if bound else full.replace(parameters=list(full.parameters.values())[1:])
+
+    @classmethod
+    def arguments(cls) -> Arguments:
+        """Give the op's parameters and what a call's values must be."""
+        if "_arguments" not in vars(cls):
+            made = Arguments(cls.signature(), cls.op or cls.__name__, cls.format_signature, cls.writes)
+            cls._arguments = made  # type: ignore[attr-defined]
+        return cast("Arguments", vars(cls)["_arguments"])
 
     @property
     def label(self) -> str:
@@ -193,90 +168,67 @@ class BaseFusedOp(nn.Module):
     @classmethod
     def own_methods(cls) -> tuple[list[KernelBackend], list[str]]:
         """List the kernel backends and the platform keys for which the class has a method."""
-        names = {
-            name.removeprefix(_PREFIX)
-            for name in dir(cls)
-            if name.startswith(_PREFIX) and cls._defines(name)
-        }
-        built = [KernelBackend(n) for n in KernelBackend.names() if n in names]
-        native = [] if "native" not in names else [KernelBackend.TORCH]
-        others = names - set(built) - {"native"} - _NOT_KERNELS
-        return [*native, *(b for b in built if b is not KernelBackend.TORCH)], sorted(others)
+        found = {n.removeprefix(_PREFIX) for n in dir(cls) if n.startswith(_PREFIX) and cls.defines(n)}
+        known = [KernelBackend(name) for name in KernelBackend.names() if name in found]
+        return known, sorted(found - {*known, "native", "fake"})
 
     @classmethod
-    def own_specs(cls, module: str = "", attr: str = "") -> tuple[KernelSpec, ...]:
-        """Describe the op's own methods as kernels."""
-        where = f"{module}:{attr}" if module else f"{cls.__module__}:{cls.__qualname__}"
-        where = where.replace("<", "").replace(">", "")
+    def own_specs(cls, where: str = "") -> tuple[KernelSpec, ...]:
+        """Describe the op's own methods as kernels; their target is ``"<where>.forward_..."``."""
+        path = where or f"{cls.__module__}:{cls.__qualname__}".replace("<locals>", "locals")
+        make = functools.partial(KernelSpec, op=cls.op or cls.__name__, backend=OWN)
         built, platforms = cls.own_methods()
-        specs = []
-        for by in (*built, KernelBackend.TORCH_COMPILE):
-            if by is KernelBackend.TORCH_COMPILE and by in built:
-                continue
-            name = "native" if by in {KernelBackend.TORCH, KernelBackend.TORCH_COMPILE} else by
-            implicit = by is KernelBackend.TORCH_COMPILE
-            specs.append(
-                KernelSpec(
-                    op=cls.op or cls.__name__,
-                    backend=OWN,
-                    kernel_backend=by,
-                    target=f"{where}.{_PREFIX}{name}",
-                    capabilities=cast("Capabilities", cls.capabilities.get(by, {ANY})),
-                    declared=by in cls.priority and (implicit or by in cls.capabilities),
-                    differentiable=by in cls.differentiable or implicit,
-                )
+        specs = [
+            make(
+                kernel_backend=by,
+                target=f"{path}.{_PREFIX}{by}",
+                capabilities=cls.capabilities.get(by, {ANY}),
+                declared=by in cls.priority and by in cls.capabilities,
+                differentiable=by in cls.differentiable,
             )
-        specs += [
-            KernelSpec(
-                op=cls.op or cls.__name__,
-                backend=OWN,
-                kernel_backend=KernelBackend.PLUGIN,
-                target=f"{where}.{_PREFIX}{key}",
-                platform=key,
-            )
-            for key in platforms
+            for by in built
         ]
-        return tuple(specs)
+        native = f"{path}.{_PREFIX}native"
+        if KernelBackend.TORCH_COMPILE not in built:
+            listed = KernelBackend.TORCH_COMPILE in cls.priority
+            by = KernelBackend.TORCH_COMPILE
+            specs.append(make(kernel_backend=by, target=native, declared=listed, differentiable=True))
+        specs.append(make(kernel_backend=KernelBackend.TORCH, target=native, differentiable=True))
+        method = KernelBackend.PLUGIN
+        return (*specs, *(make(kernel_backend=method, target=f"{path}.{_PREFIX}{k}", platform=k) for k in platforms))
 
     def own_kernels(self, platform: str = "") -> tuple[KernelSpec, ...]:
-        """Describe the op's own kernels, a registered out-of-tree forward included."""
+        """Describe the op's own kernels, the out-of-tree forward registered for a platform included."""
         specs = type(self).own_specs()
         function = self.registry.oot(self, platform) if platform else None
         if function is None:
             return specs
         name = getattr(function, "__name__", type(function).__name__)
+        by = KernelBackend.PLUGIN
         spec = KernelSpec(
-            op=self.label,
-            backend=OWN,
-            kernel_backend=KernelBackend.PLUGIN,
-            target=function,
-            name=name,
-            platform=platform,
+            op=self.label, backend=OWN, kernel_backend=by, target=function, name=name, platform=platform
         )
         return (spec, *specs)
 
     @staticmethod
-    def kernels_of_other_classes() -> tuple[KernelSpec, ...]:
+    def kernels_of_all_classes() -> list[KernelSpec]:
         """Describe the own kernels of every op class of the process."""
-        classes, found = [BaseFusedOp], []
-        while classes:
-            one = classes.pop()
-            found += one.own_specs() if one._defines("forward_native") else ()
+        classes: list[type[BaseFusedOp]] = [BaseFusedOp]
+        for one in classes:
             classes += one.__subclasses__()
-        return tuple(found)
+        return [spec for one in classes[1:] for spec in one.own_specs()]
 
     def method_of(self, spec: KernelSpec) -> str:
         """Name the method that a spec of this op stands for."""
-        if spec.kernel_backend is KernelBackend.TORCH:
-            return f"{_PREFIX}native"
-        return _PREFIX + (spec.platform or spec.kernel_backend)
+        native = spec.kernel_backend is KernelBackend.TORCH
+        return f"{_PREFIX}{'native' if native else spec.platform or spec.kernel_backend}"
 
     def available_backends(self) -> list[KernelBackend]:
         """List the kernel backends that the op itself defines, whatever the hardware."""
         built = {*self.own_methods()[0], KernelBackend.TORCH, KernelBackend.TORCH_COMPILE}
-        return [KernelBackend(n) for n in KernelBackend.names() if KernelBackend(n) in built]
+        return [KernelBackend(name) for name in KernelBackend.names() if name in built]
 
-    def auto_selected_backend(self, device: torch.device | str | None = None) -> str | None:
+    def auto_selected_backend(self, device: torch.device | str | None = None) -> KernelBackend | None:
         """Name the kernel backend that capabilities alone would choose; runs and asks nothing.
 
         Parameters
@@ -286,30 +238,24 @@ class BaseFusedOp(nn.Module):
 
         Returns
         -------
-        str or None
+        KernelBackend or None
             None where a platform method or native would run.
 
         """
-        platform, arch = self.registry.place(torch.device(device) if device else self._home())
-        facts = CallFacts(platform=platform, arch=arch)
-        policy = self.registry.policy.current()
-        selection = self.dispatcher.select(facts, f"a call on {platform}", self.pinned, policy)
-        won = selection.winner
-        if won is None or won.platform or won.selector == "native":
-            return None
-        return won.kernel_backend
+        place = self.registry.place(torch.device(device) if device else self._home())
+        won = self.dispatcher.select_on(*place).winner
+        return None if won is None or won.platform or won.selector == "native" else won.kernel_backend
 
     def _home(self) -> torch.device:
         own = next(iter((*self.parameters(), *self.buffers())), None)
         return torch.get_default_device() if own is None else own.device
 
-    # -- the call ----------------------------------------------------------------------------
+    # The call.
 
     @property
     def registry(self) -> KernelRegistry:
         """The registry that this instance chooses from."""
-        attached = self.__dict__.get("_registry")
-        return default_registry() if attached is None else cast("KernelRegistry", attached)
+        return cast("KernelRegistry", self.__dict__.get("_registry") or default_registry())
 
     def attach(self, registry: KernelRegistry) -> Self:
         """Choose from another registry than the process's own."""
@@ -321,9 +267,7 @@ class BaseFusedOp(nn.Module):
     def dispatcher(self) -> Dispatcher:
         """The way from a call to a kernel; built at first need."""
         known = self.__dict__.get("_dispatcher")
-        if known is None:
-            known = self.__dict__.setdefault("_dispatcher", Dispatcher(self, self.registry))
-        return cast("Dispatcher", known)
+        return known or cast("Dispatcher", self.__dict__.setdefault("_dispatcher", Dispatcher(self, self.registry)))
 
     def forward(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         """Run the best kernel for these arguments.
@@ -338,32 +282,30 @@ class BaseFusedOp(nn.Module):
         """
         if backend is None and self._compile_forward is not None:
             return self._compile_forward(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            if self.torch_function is not None:
-                return self.torch_function(*args, backend=backend, **kwargs)
-            named = None if backend in {None, "native", "torch"} else backend
-            method = self.forward_native if named is None else getattr(self, _PREFIX + named)
-            return method(*args, **kwargs)
-        return self.dispatcher.call(self.call_parameters().bind(*args, **kwargs), backend)
+        if not torch.compiler.is_compiling():
+            return self.dispatcher.call(self.arguments().bind(*args, **kwargs), backend)
+        if self.torch_function is not None:
+            return self.torch_function(*args, backend=backend, **kwargs)
+        named = "native" if backend in {None, "auto", "torch"} else str(backend).rpartition("/")[2]
+        return getattr(self, _PREFIX + named)(*args, **kwargs)
 
     def pin(self, selector: str) -> None:
         """Let this instance run a selector's kernel and no other, until :meth:`unpin`."""
-        self._drop_kept()
         self.pinned = str(selector)
+        self.registry.drop_kept()
 
     def unpin(self) -> None:
         """Take the pin back."""
-        self._drop_kept()
         self.pinned = None
+        self.registry.drop_kept()
 
-    def compiled_native(self) -> Callable[..., Any]:
-        """Give native under ``torch.compile``; compiled once per instance."""
-        known = self.__dict__.get("_compiled_native")
-        if known is None:
-            known = self.__dict__["_compiled_native"] = torch.compile(self.forward_native)
-        return cast("Callable[..., Any]", known)
+    def compiled_native(self, *args: Any, **kwargs: Any) -> Any:
+        """Run native under ``torch.compile``, compiled once per instance."""
+        if "_compiled_native" not in self.__dict__:
+            self.__dict__["_compiled_native"] = torch.compile(self.forward_native)
+        return self.__dict__["_compiled_native"](*args, **kwargs)
 
-    # -- torch.compile -----------------------------------------------------------------------
+    # torch.compile.
 
     def _torch_compile_forward(self, num_tokens: int) -> Callable[..., Any] | None:
         """Say what to inline in compile mode; None keeps the kernel that was chosen.
@@ -381,90 +323,68 @@ class BaseFusedOp(nn.Module):
         """Inline native, or what the op's hook says, until :meth:`leave_torch_compile`."""
         if self.is_torch_compile:
             return
-        self._drop_kept()
-        forced = self.registry.policy.current().force
-        chosen = self._torch_compile_forward(num_tokens)
-        if chosen is None or forced is not None or self.pinned is not None:
-            platform, arch = self.registry.place(self._home())
-            facts = CallFacts(platform=platform, arch=arch)
-            kept = self.dispatcher.resolved(facts, strict=chosen is not None)
-            chosen = kept or chosen or self.forward_native
-        self._compile_forward = chosen
+        inlined = self._torch_compile_forward(num_tokens)
+        selection = self.dispatcher.select_on(*self.registry.place(self._home()))
+        named = selection.decided_by in {"call", "force"}
+        if selection.winner is not None and (inlined is None or named):
+            inlined = self.dispatcher.runner(selection.winner).kernel
+        self._compile_forward = inlined or self.forward_native
         self.is_torch_compile = True
+        self.registry.drop_kept()
 
     def leave_torch_compile(self) -> None:
         """Choose per call again."""
-        self._drop_kept()
         self._compile_forward = None
         self.is_torch_compile = False
+        self.registry.drop_kept()
 
-    # -- hooks, copies, pickles --------------------------------------------------------------
+    # Hooks, copies, pickles.
 
     def has_hooks(self) -> bool:
         """Say whether a module hook has to see the call."""
-        return bool(
-            self._forward_hooks
-            or self._forward_pre_hooks
-            or self._backward_hooks
-            or self._backward_pre_hooks
-        )
-
-    def _drop_kept(self) -> None:
-        self.registry.drop_kept()
-
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register as any module does; the handle honours it from the next call on."""
-        self._drop_kept()
-        return super().register_forward_hook(*args, **kwargs)
-
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register as any module does; the handle honours it from the next call on."""
-        self._drop_kept()
-        return super().register_forward_pre_hook(*args, **kwargs)
-
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register as any module does; the handle honours it from the next call on."""
-        self._drop_kept()
-        return super().register_full_backward_hook(*args, **kwargs)
-
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register as any module does; the handle honours it from the next call on."""
-        self._drop_kept()
-        return super().register_full_backward_pre_hook(*args, **kwargs)
+        before, after = self._forward_pre_hooks, self._forward_hooks
+        return bool(before or after or self._backward_hooks or self._backward_pre_hooks)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this very instance: a copy chooses for itself."""
-        own = {"_dispatcher", "_compiled_native", "torch_function"}
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {name: value for name, value in self.__dict__.items() if name not in _INSTANCE_ONLY}
 
-    # -- registration ------------------------------------------------------------------------
+    # Registration.
 
     @classmethod
     def publish(cls, registry: KernelRegistry) -> Handle:
         """Register an instance of this class; plugins' ops come in by this."""
-        return _register(cls(), registry, cls.own_specs())
+        known = registry.known_handle(cls.op)
+        return known if known and type(known.op) is cls else _register(cls(), registry, cls.own_specs())
 
     @staticmethod
-    def register_oot_forward(
-        op_cls: type[BaseFusedOp], fn: Callable[..., Any], platform_key: str
-    ) -> None:
+    def register_oot_forward(op_cls: type[BaseFusedOp] | str, fn: Callable[..., Any], platform_key: str) -> None:
         """Register a forward for an out-of-tree platform key; see the function of this name."""
         default_registry().register_oot(op_cls, fn, platform_key)
 
 
-def _register(
-    op: BaseFusedOp, registry: KernelRegistry, specs: tuple[KernelSpec, ...]
-) -> Handle:
-    from opgraft.torch_ops import define
+def _dropping(register: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(register)
+    def wrapper(self: BaseFusedOp, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as torch's own
+        self.registry.drop_kept()
+        return register(self, *args, **kwargs)
 
-    known = registry.known_handle(op.op)
-    handle = known or Handle(op, registry)
-    if registry is not default_registry():
-        op.attach(registry)
-    registry.add(op, handle, specs)
+    return wrapper
+
+
+for _kind in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+    _name = f"register_{_kind}_hook"
+    setattr(BaseFusedOp, _name, _dropping(getattr(nn.Module, _name)))
+
+
+def _register(op: BaseFusedOp, registry: KernelRegistry, specs: tuple[KernelSpec, ...]) -> Handle:
+    handle = registry.known_handle(op.op) or Handle(op, registry)
+    registry.add(handle, specs)
     handle.bind(op)
     if registry is default_registry():
         define(op, handle)
+    else:
+        op.attach(registry)
     return handle
 
 
@@ -510,13 +430,11 @@ def register_fused_op(op: BaseFusedOp, module: str, attr: str) -> BaseFusedOp:
     if not op.op:
         message = f"{type(op).__name__} has no op id; set op = 'group.name' to register it"
         raise RegistrationError(message)
-    _register(op, op.registry, type(op).own_specs(module, attr))
+    _register(op, op.registry, type(op).own_specs(f"{module}:{attr}"))
     return op
 
 
-def register_oot_forward(
-    op_or_class: str | type[BaseFusedOp], fn: Callable[..., Any], platform_key: str
-) -> None:
+def register_oot_forward(op_or_class: str | type[BaseFusedOp], fn: Callable[..., Any], platform_key: str) -> None:
     """Register a forward for a platform key that is not in-tree.
 
     Parameters
@@ -554,12 +472,11 @@ def torch_compile_mode(module: nn.Module, num_tokens: int) -> Iterator[nn.Module
         How many tokens the graph is compiled for.
 
     """
-    ops = [one for one in module.modules() if isinstance(one, BaseFusedOp)]
-    entered = [one for one in ops if not one.is_torch_compile]
-    for one in entered:
-        one.enter_torch_compile(num_tokens)
+    ops = [one for one in module.modules() if isinstance(one, BaseFusedOp) and not one.is_torch_compile]
     try:
+        for one in ops:
+            one.enter_torch_compile(num_tokens)
         yield module
     finally:
-        for one in entered:
+        for one in ops:
             one.leave_torch_compile()

@@ -12,7 +12,6 @@ import torch
 
 from opgraft.errors import PolicyError
 from opgraft.kernel_registry import KernelRegistry, default_registry
-from opgraft.selection import CallFacts, Selection
 
 if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
@@ -99,7 +98,7 @@ def plan(registry: KernelRegistry | None = None) -> Plan:
         op = registry.handle(op_id).op
         for platform, arch in kinds:
             for dtype in op_dtypes(op):
-                won = explain_on(op, platform, arch, dtype).winner
+                won = op.dispatcher.select_on(platform, arch, dtype).winner
                 rows.append(
                     PlanRow(
                         op=op_id,
@@ -127,26 +126,8 @@ def devices(registry: KernelRegistry) -> list[torch.device]:
 
 def op_dtypes(op: BaseFusedOp) -> tuple[str, ...]:
     """List the dtypes that an op's first tensor parameter may have."""
-    form = op.format_signature
-    names = op.call_parameters().required
-    allowed = form.dtypes(names[0]) if form and names else None
-    return allowed or ("",)
-
-
-def explain_on(op: BaseFusedOp, platform: str, arch: str = "", dtype: str = "") -> Selection:
-    """Give the selection for a kind of device, here or not; ``rejects`` stays open."""
-    dispatcher = op.dispatcher
-    facts = CallFacts(
-        platform=platform,
-        arch=arch,
-        device=platform,
-        dtypes=(("", dtype),) if dtype else (),
-        amx=platform == "cpu" and op.registry.detector.cpu_has_amx(),
-    )
-    kind = f"{platform} {arch}".strip()
-    call = f"{dtype} tensors on {kind}" if dtype else f"tensors on {kind}"
-    policy = op.registry.policy.current()
-    return dispatcher.select(facts, call, op.pinned, policy, hardware=False).conditional()
+    required, form = op.arguments().required, op.format_signature
+    return (form.dtypes(required[0]) if form and required else None) or ("",)
 
 
 def check_agreement(

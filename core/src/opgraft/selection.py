@@ -29,13 +29,7 @@ class Step(enum.IntEnum):
     NATIVE = 4
 
 
-_DECIDED: Final[Mapping[Step, DecidedBy]] = {
-    Step.OOT_REGISTERED: "oot",
-    Step.OOT_METHOD: "oot",
-    Step.KERNEL: "priority",
-    Step.PLATFORM_METHOD: "platform_method",
-    Step.NATIVE: "native",
-}
+_DECIDED: Final[Sequence[DecidedBy]] = ("oot", "oot", "priority", "platform_method", "native")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +40,6 @@ class CallFacts:
     ----------
     platform, arch
         Platform key and arch of the tensors' device.
-    device
-        How to name the device to people.
     dtypes
         Dtype name of each tensor parameter; a name of ``""`` stands for all of them.
     passed
@@ -61,7 +53,6 @@ class CallFacts:
 
     platform: str
     arch: str = ""
-    device: str = ""
     dtypes: tuple[tuple[str, str], ...] = ()
     passed: frozenset[str] = frozenset()
     needs_grad: bool = False
@@ -94,10 +85,8 @@ class Selection:
 
     Parameters
     ----------
-    op
-        Op id or class name.
-    call
-        The call as people read it.
+    op, call
+        Op id or class name, and the call as people read it.
     winner
         The kernel that runs; None where none may.
     decided_by
@@ -119,8 +108,24 @@ class Selection:
     @property
     def runners(self) -> tuple[KernelSpec, ...]:
         """The accepted kernels in the order in which they may be tried."""
-        accepted = (c.kernel for c in self.candidates if c.accepted)
-        return tuple(kernel for kernel in accepted if isinstance(kernel, KernelSpec))
+        return tuple(c.kernel for c in self.candidates if c.accepted and isinstance(c.kernel, KernelSpec))
+
+    def without(self, refusals: Mapping[KernelSpec | str, str]) -> Selection:
+        """Take out the kernels that refused this very call, each with its reason."""
+        candidates = tuple(
+            replace(c, accepted=False, reason=f"rejected: {refusals[c.kernel]}") if c.kernel in refusals else c
+            for c in self.candidates
+        )
+        left = replace(self, candidates=candidates)
+        winner = left.runners[0] if left.runners else None
+        if winner is self.winner:
+            return left
+        strict = self.decided_by in {"call", "force"} and winner is not None
+        decided = self.decided_by if strict else _DECIDED[_step(winner)] if winner else ""
+        candidates = tuple(
+            replace(c, reason=f"wins by {decided}") if c.kernel is winner else c for c in candidates
+        )
+        return replace(left, winner=winner, decided_by=decided, candidates=candidates)
 
     def conditional(self) -> Selection:
         """Mark the accepted kernels that would be asked per call."""
@@ -132,53 +137,20 @@ class Selection:
         )
         return replace(self, candidates=candidates)
 
-    def without(self, refusals: Mapping[KernelSpec, str]) -> Selection:
-        """Take kernels out that refused this very call, each with its reason."""
-        if not refusals:
-            return self
-        candidates = tuple(
-            replace(c, accepted=False, reason=f"rejected: {refusals[c.kernel]}")
-            if isinstance(c.kernel, KernelSpec) and c.kernel in refusals
-            else c
-            for c in self.candidates
-        )
-        left = replace(self, candidates=candidates)
-        winner = left.runners[0] if left.runners else None
-        decided = self.decided_by
-        if winner is not self.winner and decided not in {"call", "force"}:
-            decided = _DECIDED[_step(winner)] if winner else ""
-        return replace(left, winner=winner, decided_by=decided)
-
     def table(self) -> str:
         """Write one line a candidate."""
-        rows = [
-            (
-                c.kernel if isinstance(c.kernel, str) else c.kernel.selector,
-                "" if isinstance(c.kernel, str) else c.kernel.name or "-",
-                "" if isinstance(c.kernel, str) else c.kernel.owner,
-                c.reason,
-            )
+        cells = [
+            (c.kernel, "(none)", "") if isinstance(c.kernel, str) else (c.kernel.selector, c.kernel.name, c.kernel.owner)
             for c in self.candidates
         ]
-        if not rows:
-            return "  (no candidates)"
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            "  " + "  ".join([*(row[i].ljust(widths[i]) for i in range(3)), row[3]]) for row in rows
-        )
+        widths = [max((len(row[i]) for row in cells), default=0) for i in range(3)]
+        rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        return "\n".join(f"  {row}  {c.reason}" for row, c in zip(rows, self.candidates, strict=True))
 
     def __str__(self) -> str:
         """Write the winner, what decided, and the table."""
         won = f"{self.winner}, decided by {self.decided_by}" if self.winner else "no kernel"
         return f"{self.op} with {self.call}: {won}\n{self.table()}"
-
-
-def _step(kernel: KernelSpec) -> Step:
-    if kernel.platform:
-        if kernel.platform in IN_TREE:
-            return Step.PLATFORM_METHOD
-        return Step.OOT_REGISTERED if kernel.name else Step.OOT_METHOD
-    return Step.NATIVE if kernel.selector == "native" else Step.KERNEL
 
 
 def select(
@@ -221,51 +193,36 @@ def select(
 
     """
     order = policy.selectors_for(op)
-    strict = selector if selector is not None else policy.force
-    ranked = sorted(kernels, key=lambda kernel: _rank(kernel, priority, order))
+    strict = policy.force if selector is None else selector
     judged: list[tuple[KernelSpec, str | None]] = []
     ended = False
-    for kernel in ranked:
-        place = _place(kernel, order)
-        named = strict is not None and kernel.matches(strict)
+    for kernel in sorted(kernels, key=lambda kernel: _rank(kernel, priority, order)):
+        listed = _place(kernel, order) < len(order)
         reason = _unfit(kernel, facts, native_supported=native_supported)
         if reason is None and selector is None:
             reason = policy.denied(kernel)
-        if reason is None and not named:
-            reason = _unasked(kernel, listed=place < len(order), ended=ended)
+        if reason is None and not (strict and kernel.matches(strict)):
+            reason = _unasked(kernel, listed=listed, ended=ended)
         judged.append((kernel, reason))
-        ended = ended or (kernel.selector == "native" and place < len(order))
-    unforced = ""
-    if strict is not None:
-        named_ok = [k for k, reason in judged if reason is None and k.matches(strict)]
-        if named_ok or selector is not None:
-            judged = [(k, reason or _not_named(k, strict)) for k, reason in judged]
-        else:
-            unforced = strict
-    eligible = [kernel for kernel, reason in judged if reason is None]
-    winner = eligible[0] if eligible else None
+        ended = ended or (listed and kernel.selector == "native")
+    honoured = strict is not None and any(reason is None and kernel.matches(strict) for kernel, reason in judged)
+    if strict is not None and (honoured or selector is not None):
+        judged = [(k, reason if reason or k.matches(strict) else f"not named by {strict!r}") for k, reason in judged]
+    winner = next((kernel for kernel, reason in judged if reason is None), None)
     decided: DecidedBy = ""
     if winner is not None:
-        if selector is not None:
-            decided = "call"
-        elif strict is not None and not unforced:
-            decided = "force"
-        elif _place(winner, order) < len(order) and _step(winner) >= Step.KERNEL:
-            decided = "order"
-        else:
-            decided = _DECIDED[_step(winner)]
+        by_order = _step(winner) >= Step.KERNEL and _place(winner, order) < len(order)
+        decided = "order" if by_order else _DECIDED[_step(winner)]
+        decided = "call" if selector is not None else "force" if honoured else decided
+    won = {None: f"ranks after {winner}"} | ({winner: f"wins by {decided}"} if winner else {})
     offered = [
-        Candidate(
-            kernel=kernel,
-            accepted=reason is None,
-            reason=reason or (f"wins by {decided}" if kernel is winner else f"ranks after {winner}"),
-        )
+        Candidate(kernel=kernel, accepted=reason is None, reason=reason or won.get(kernel) or won[None])
         for kernel, reason in judged
     ]
     absent = [
-        Candidate(kernel=r.name, accepted=False, reason=f"{r.status}: {r.reason}")
-        for r in records
-        if r.status != "active"
+        Candidate(kernel=record.name, accepted=False, reason=f"{record.status}: {record.reason}")
+        for record in records
+        if record.status != "active"
     ]
     return Selection(
         op=op,
@@ -273,76 +230,60 @@ def select(
         winner=winner,
         decided_by=decided,
         candidates=(*offered, *absent),
-        unforced=unforced,
+        unforced="" if strict is None or honoured or selector is not None else strict,
     )
+
+
+def _step(kernel: KernelSpec) -> Step:
+    if kernel.platform in IN_TREE:
+        return Step.PLATFORM_METHOD
+    if kernel.platform:
+        return Step.OOT_REGISTERED if kernel.name else Step.OOT_METHOD
+    return Step.NATIVE if kernel.selector == "native" else Step.KERNEL
 
 
 def _place(kernel: KernelSpec, order: Sequence[str]) -> int:
     return next((i for i, word in enumerate(order) if kernel.matches(word)), len(order))
 
 
-def _rank(
-    kernel: KernelSpec, priority: Sequence[KernelBackend], order: Sequence[str]
-) -> tuple[object, ...]:
-    step = _step(kernel)
-    place = _place(kernel, order)
-    if step in {Step.KERNEL, Step.NATIVE, Step.PLATFORM_METHOD} and place < len(order):
-        step = Step.KERNEL
-    by = kernel.kernel_backend
+def _rank(kernel: KernelSpec, priority: Sequence[KernelBackend], order: Sequence[str]) -> tuple[object, ...]:
+    place, step, by = _place(kernel, order), _step(kernel), kernel.kernel_backend
+    step = min(step, Step.KERNEL) if place < len(order) else step
     built = priority.index(by) if by in priority else len(priority)
-    chain = CHAINS.get("hip", ()).index(kernel.platform) if kernel.platform in {"hip", "cuda"} else 0
-    return step, place, -kernel.priority, chain, built, kernel.backend, str(by), kernel.name
+    return step, place, -kernel.priority, kernel.platform == "cuda", built, kernel.backend, str(by), kernel.name
 
 
 def _unfit(kernel: KernelSpec, facts: CallFacts, *, native_supported: bool) -> str | None:
     """Give the reason why the kernel cannot run this call, whoever asks for it."""
-    step = _step(kernel)
-    if step is Step.NATIVE:
+    if kernel.selector == "native":
         return None if native_supported else "this op declares that it has no native"
     if facts.platform == "meta":
         return "meta tensors take native"
-    if kernel.platform:
-        keys = CHAINS.get(facts.platform, (facts.platform,))
-        if kernel.platform not in keys:
-            return f"device is {facts.platform}, this method is for {kernel.platform}"
-        if kernel.platform == "cpu" and not facts.amx:
-            return "forward_cpu needs a CPU with AMX"
-    else:
-        reason = unmet(kernel.capabilities, facts.platform, facts.arch)
-        if reason is not None:
-            return reason
+    if kernel.platform and kernel.platform not in CHAINS.get(facts.platform, (facts.platform,)):
+        return f"device is {facts.platform}, this method is for {kernel.platform}"
+    if kernel.platform == "cpu" and not facts.amx:
+        return "forward_cpu needs a CPU with AMX"
+    reason = None if kernel.platform else unmet(kernel.capabilities, facts.platform, facts.arch)
+    if reason is not None:
+        return reason
     for parameter, dtype in facts.dtypes:
-        allowed = _allowed(kernel, parameter)
+        allowed = dtypes_of(kernel.dtypes, parameter)
         if allowed is not None and dtype not in allowed:
-            what = f"dtype {dtype}" if not parameter else f"dtype {dtype} of {parameter}"
-            return f"{what} not in ({', '.join(allowed)})"
-    left_out = kernel.leaves_out & facts.passed
-    if left_out:
-        return f"does not take {', '.join(sorted(left_out))}, which this call passes"
+            return f"dtype {dtype}{f' of {parameter}' if parameter else ''} not in ({', '.join(allowed)})"
+    if kernel.leaves_out & facts.passed:
+        return f"does not take {', '.join(sorted(kernel.leaves_out & facts.passed))}, which this call passes"
     if facts.needs_grad and not kernel.differentiable:
         return "records no gradient, and an input requires one"
     return None
 
 
-def _allowed(kernel: KernelSpec, parameter: str) -> tuple[str, ...] | None:
-    if not parameter and isinstance(kernel.dtypes, Mapping):
-        return tuple(dict.fromkeys(name for names in kernel.dtypes.values() for name in names))
-    return dtypes_of(kernel.dtypes, parameter)
-
-
 def _unasked(kernel: KernelSpec, *, listed: bool, ended: bool) -> str | None:
     """Give the reason why the kernel is not chosen unless somebody names it."""
     step = _step(kernel)
-    if step is not Step.KERNEL and step is not Step.PLATFORM_METHOD:
-        return None
-    if ended and not listed:
+    if ended and not listed and step in {Step.KERNEL, Step.PLATFORM_METHOD}:
         return "the policy's order ends with native before it"
     if step is Step.KERNEL and not kernel.declared:
         return "not declared in capabilities; runs only when named"
     if step is Step.KERNEL and kernel.priority < 0 and not listed:
         return f"priority {kernel.priority} is negative; runs only when named"
     return None
-
-
-def _not_named(kernel: KernelSpec, selector: str) -> str | None:
-    return None if kernel.matches(selector) else f"not named by {selector!r}"

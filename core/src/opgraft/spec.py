@@ -429,6 +429,8 @@ class BackendRecord:
         What else ``opgraft doctor`` tells of it, such as a misspelt hook.
     error
         What a quarantined backend raised.
+    plugin
+        The object that was registered, where it came without metadata.
 
     """
 
@@ -444,8 +446,20 @@ class BackendRecord:
     refused: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     error: BaseException | None = None
+    plugin: object = None
 
     @property
     def owner(self) -> str:
         """Name whose it is: ``opgraft-acme 0.3.1``."""
         return f"{self.distribution} {self.version}".strip()
+
+    @property
+    def described(self) -> str:
+        """Say whose it is and what became of it."""
+        return f"backend {self.name!r} ({self.owner or self.entry_point}) is {self.status}: {self.reason}"
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What an operator should know of: refused forwards, a quarantine, a conflict."""
+        broken = self.status in {"quarantined", "conflict"}
+        return (*self.refused, *([f"{self.status}: {self.reason}"] if broken else []))

@@ -1,35 +1,36 @@
 """The ops as torch.library operators: ``torch.ops.opgraft.<group>_<name>``.
 
 Each op is defined once, whatever is reloaded: the operator looks the op up when it is called.
-``.default`` takes no caller buffer; ``.out`` takes them all; an op with several buffers has one
-more overload for each subset, named after the buffers that it takes.
+``.default`` takes no caller buffer, ``.out`` takes all of them and returns the outputs that no
+buffer receives.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.library import Library, infer_schema
 
+from opgraft.checked import as_outputs
 from opgraft.errors import RegistrationError
 
 if TYPE_CHECKING:
-    from opgraft.dispatch import Handle
     from opgraft.fused_op import BaseFusedOp
+    from opgraft.handle import Handle
 
 NAMESPACE: Final = "opgraft"
 _library: Final = Library(NAMESPACE, "FRAGMENT")
 _handles: Final[dict[str, Handle]] = {}
+_ANNOTATIONS: Final = {"Tensor": torch.Tensor, "int": int, "float": float, "bool": bool, "str": str}
 
 
 def define(op: BaseFusedOp, handle: Handle) -> None:
     """Define an op's operators, and let ``torch.compile`` see them instead of the choice.
 
-    An op whose parameters or outputs have no torch schema stays without; it is inlined.
+    An op whose parameters have no torch schema stays without operators; it is inlined.
 
     Parameters
     ----------
@@ -40,224 +41,136 @@ def define(op: BaseFusedOp, handle: Handle) -> None:
 
     """
     name = op.op.replace(".", "_")
-    new = name not in _handles
-    _handles[name] = handle
-    buffers = tuple(n for n in op.writes if n in op.call_parameters().names)
-    if new:
+    if name not in _handles:
+        buffers = tuple(op.arguments().writes)
         try:
-            for taken in _subsets(buffers):
-                _define_overload(op, name, buffers, taken)
-        except (ValueError, RegistrationError):
-            del _handles[name]
+            schemas = {taken: _schema(op, taken) for taken in dict.fromkeys([(), buffers])}
+        except RegistrationError:
             return
-    op.torch_function = handle.function._torchdynamo_inline = _traced(op, name, buffers)  # type: ignore[attr-defined]
+        _handles[name] = handle
+        for taken, schema in schemas.items():
+            _define(op, f"{name}.out" if taken else name, name, taken, schema)
+    op.torch_function = _traced(op, getattr(torch.ops.opgraft, name))
+    handle.function._torchdynamo_inline = op.torch_function  # type: ignore[attr-defined] # noqa: SLF001
 
 
-def _subsets(buffers: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    sizes = range(len(buffers) + 1)
-    return itertools.chain.from_iterable(itertools.combinations(buffers, n) for n in sizes)
-
-
-def overload_name(buffers: tuple[str, ...], taken: tuple[str, ...]) -> str:
-    """Name the overload that takes these caller buffers."""
-    if not taken:
-        return ""
-    return "out" if taken == buffers else "_".join(taken) + "_only"
-
-
-def _define_overload(
-    op: BaseFusedOp, name: str, buffers: tuple[str, ...], taken: tuple[str, ...]
-) -> None:
-    fresh = _fresh_outputs(op, taken)
-    prototype = _prototype(op, buffers, taken, fresh)
-    schema = infer_schema(prototype, mutates_args=(*taken, *op.mutates))
-    if len(fresh) == 0:
-        schema = f"{schema.rpartition('->')[0]}-> ()"
-    overload = overload_name(buffers, taken)
-    qualified = f"{name}.{overload}" if overload else name
-    _library.define(qualified + schema)
-
-    def real(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-        return _call(name, args, kwargs, fresh, backend, fake=False)
-
-    def fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-        return _call(name, args, kwargs, fresh, backend, fake=True)
-
-    _library.impl(qualified, real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::{qualified}", fake, lib=_library)
-    if not taken and not op.mutates and _may_need_grad(op):
-        _differentiate(op, name, qualified)
-
-
-def _call(
-    name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    fresh: tuple[int, ...],
-    backend: str | None,
-    *,
-    fake: bool,
-) -> Any:
-    """Run the op as it is now; return the outputs for which no buffer was passed."""
-    op = _handles[name].op
-    if fake:
-        function = getattr(op, "forward_fake", op.forward_native)
-        op.dispatcher.prepare(op.call_parameters().bind(*args, **kwargs))
-        result = function(*args, **kwargs)
-    else:
-        values = op.call_parameters().bind(*args, **kwargs)
-        result = op.dispatcher.call(values, backend, routed=True)
-    outputs = result if isinstance(result, (tuple, list)) else (result,)
-    kept = tuple(outputs[i] for i in fresh)
-    if not kept:
-        return None
-    return kept[0] if len(kept) == 1 else kept
-
-
-def _may_need_grad(op: BaseFusedOp) -> bool:
-    rule = op.format_signature.supported_dtypes if op.format_signature else ("float32",)
-    names = [n for one in rule.values() for n in one] if isinstance(rule, Mapping) else rule
-    return any("float" in name or "complex" in name for name in names)
-
-
-def _outputs(op: BaseFusedOp) -> int:
-    if op.format_signature is None or not op.format_signature.outputs:
-        return 1
-    return len(op.format_signature.outputs)
-
-
-def _fresh_outputs(op: BaseFusedOp, taken: tuple[str, ...]) -> tuple[int, ...]:
-    written = {op.writes[name] for name in taken}
-    return tuple(i for i in range(_outputs(op)) if i not in written)
-
-
-def _prototype(
-    op: BaseFusedOp, buffers: tuple[str, ...], taken: tuple[str, ...], fresh: tuple[int, ...]
-) -> Callable[..., Any]:
-    """Make a function whose signature torch reads a schema from."""
-    signature = op.call_parameters().signature
+def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> str:
     parameters = []
-    for p in signature.parameters.values():
-        if p.name in buffers and p.name not in taken:
-            continue
-        if p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}:
-            message = f"{op.label}: *{p.name} has no torch schema"
-            raise RegistrationError(message)
-        annotation = _annotation(op, p)
-        default = p.default
+    for p in op.arguments().with_backend().parameters.values():
         if p.name in taken:
-            annotation, default = torch.Tensor, p.empty
-        parameters.append(p.replace(annotation=annotation, default=default))
-    parameters.append(
-        inspect.Parameter(
-            "backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=str | None
-        )
-    )
-    returns: Any = torch.Tensor if len(fresh) == 1 else None
-    if len(fresh) > 1:
-        returns = tuple[(torch.Tensor,) * len(fresh)]  # type: ignore[misc]
+            parameters.append(p.replace(annotation=torch.Tensor, default=p.empty))
+        elif p.name not in op.arguments().writes:
+            parameters.append(p.replace(annotation=_annotation(op, p)))
 
     def prototype() -> None:
         """Carry a signature."""
 
+    fresh = len(_fresh(op, taken))
+    returns = torch.Tensor if fresh == 1 else tuple[(torch.Tensor,) * fresh] if fresh else None  # type: ignore[misc]
     prototype.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
-    return prototype
+    return infer_schema(prototype, mutates_args=(*taken, *op.mutates))
 
 
-_ANNOTATIONS: Final[Mapping[str, Any]] = {
-    "Tensor": torch.Tensor,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "str": str,
-}
-
-
-def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:
-    text = parameter.annotation
-    if not isinstance(text, str):
-        if text is parameter.empty:
-            message = f"{op.label}: {parameter.name} has no annotation, so no torch schema"
-            raise RegistrationError(message)
-        return text
-    words = [word.strip().removeprefix("torch.") for word in text.split("|")]
+def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:  # noqa: ANN401 - a type
+    if parameter.name == "backend":
+        return str | None
+    words = [word.strip().removeprefix("torch.") for word in str(parameter.annotation).split("|")]
     found = [_ANNOTATIONS.get(word) for word in words if word != "None"]
     if len(found) != 1 or found[0] is None:
-        message = f"{op.label}: {parameter.name} has annotation {text!r}, which torch cannot express"
+        message = f"{op.label}: {parameter} has an annotation that torch cannot express"
         raise RegistrationError(message)
     return found[0] | None if "None" in words else found[0]
 
 
-def _traced(
-    op: BaseFusedOp, name: str, buffers: tuple[str, ...]
-) -> Callable[..., Any]:
-    """Write what stands for the handle inside a graph: the op's parameters, one operator call."""
-    parameters = op.call_parameters()
-    packet = getattr(torch.ops.opgraft, name)
-    others = [n for n in parameters.names if n not in buffers]
-    lines = []
-    for taken in reversed(list(_subsets(buffers))):
-        overload = overload_name(buffers, taken) or "default"
-        passed = ", ".join(
-            n if n not in parameters.keyword_only else f"{n}={n}"
-            for n in parameters.names
-            if n in others or n in taken
-        )
-        fresh = _fresh_outputs(op, taken)
-        condition = " and ".join(f"{n} is not None" for n in taken)
-        call = f"packet.{overload}({passed}, backend=backend)"
-        names = {op.writes[n]: n for n in taken}
-        pad = "        " if condition else "    "
-        if condition:
-            lines.append(f"    if {condition}:")
-        if not taken:
-            lines.append(f"{pad}return {call}")
-        else:
-            target = ", ".join(f"fresh{i}" for i in fresh)
-            lines.append(f"{pad}{target} = {call}" if fresh else f"{pad}{call}")
-            outputs = [names.get(i, f"fresh{i}") for i in range(_outputs(op))]
-            lines.append(f"{pad}return {', '.join(outputs)}")
-    body = "\n".join(lines)
-    namespace = {**parameters.namespace(), "packet": packet}
-    source = f"def {name}({parameters.source('backend=None')}):\n{body}\n"
-    exec(source, namespace)  # noqa: S102
-    function: Callable[..., Any] = namespace[name]
-    return function
+def _fresh(op: BaseFusedOp, taken: tuple[str, ...]) -> list[int]:
+    """List the outputs that no buffer receives."""
+    outputs = len(op.format_signature.outputs) if op.format_signature else 1
+    written = {op.arguments().writes[name] for name in taken}
+    return [index for index in range(outputs or 1) if index not in written]
 
 
-def _differentiate(op: BaseFusedOp, name: str, qualified: str) -> None:
+def _define(op: BaseFusedOp, overload: str, name: str, taken: tuple[str, ...], schema: str) -> None:
+    fresh = _fresh(op, taken)
+
+    def delivered(result: Any) -> Any:  # noqa: ANN401 - one tensor, several or none
+        kept = tuple(as_outputs(result)[index] for index in fresh)
+        return kept[0] if len(kept) == 1 else kept or None
+
+    def real(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+        current = _handles[name].op
+        return delivered(current.dispatcher.call(current.arguments().bind(*args, **kwargs), backend, routed=True))
+
+    def fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+        del backend
+        current = _handles[name].op
+        values = current.arguments().bind(*args, **kwargs)
+        current.arguments().check_format(values)
+        args, kwargs = current.dispatcher.checked(values)  # type: ignore[assignment]
+        return delivered(getattr(current, "forward_fake", current.forward_native)(*args, **kwargs))
+
+    _library.define(overload + schema)
+    _library.impl(overload, real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{overload}", fake, lib=_library)
+    if not taken and not op.mutates and _has_floats(op):
+        _differentiate(name)
+
+
+def _has_floats(op: BaseFusedOp) -> bool:
+    rule = op.format_signature.supported_dtypes if op.format_signature else ("float32",)
+    names = [name for one in rule.values() for name in one] if isinstance(rule, Mapping) else rule
+    return any("float" in name or "complex" in name for name in names)
+
+
+def _differentiate(name: str) -> None:
     """Differentiate a float op's operator through native."""
 
     def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
+        ctx: Any,  # noqa: ANN401 - torch's
+        inputs: tuple[Any, ...],
+        keyword_only_inputs: dict[str, Any],
+        output: Any,  # noqa: ANN401
     ) -> None:
         del output
-        places = [i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
-        ctx.save_for_backward(*(inputs[i] for i in places))
-        ctx.places = places
-        ctx.others = [None if i in places else one for i, one in enumerate(inputs)]
+        ctx.places = [i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.others = [None if i in ctx.places else one for i, one in enumerate(inputs)]
         ctx.keywords = {k: v for k, v in keyword_only_inputs.items() if k != "backend"}
 
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ANN401
         values = list(ctx.others)
         for place, one in zip(ctx.places, ctx.saved_tensors, strict=True):
-            wanted = one.is_floating_point() or one.is_complex()
-            values[place] = one.detach().requires_grad_(wanted)
+            values[place] = one.detach().requires_grad_(one.is_floating_point() or one.is_complex())
         with torch.enable_grad():
-            result = _handles[name].op.forward_native(*values, **ctx.keywords)
-        outputs = result if isinstance(result, (tuple, list)) else (result,)
-        pairs = zip(outputs, gradients, strict=True)
-        flowing = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
-        leaves = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [o for o, _ in flowing], leaves, [g for _, g in flowing], allow_unused=True
-            )
-        )
-        return tuple(
-            next(found) if isinstance(v, torch.Tensor) and v.requires_grad else None for v in values
-        )
+            outputs = as_outputs(_handles[name].op.forward_native(*values, **ctx.keywords))
+        flowing = [
+            (o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad
+        ]
+        leaves = [i for i in ctx.places if values[i].requires_grad]
+        wanted = [values[i] for i in leaves]
+        found = torch.autograd.grad([o for o, _ in flowing], wanted, [g for _, g in flowing], allow_unused=True)
+        by_place = dict(zip(leaves, found, strict=True))
+        return tuple(by_place.get(i) for i in range(len(values)))
 
-    torch.library.register_autograd(
-        f"{NAMESPACE}::{qualified}", backward, setup_context=setup_context, lib=_library
-    )
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def _traced(op: BaseFusedOp, packet: Any) -> Callable[..., Any]:  # noqa: ANN401 - an OpOverloadPacket
+    """Make what stands for the op inside a graph: a call of its operator."""
+    arguments = op.arguments()
+    bind, names, buffers = arguments.bind, arguments.names, tuple(arguments.writes.items())
+    outputs = len(op.format_signature.outputs or (0,)) if op.format_signature else 1
+    fresh_buffer = getattr(op, "fresh_buffer", None)
+
+    def traced(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+        given = dict(zip(names, bind(*args, **kwargs), strict=True))
+        taken = {name: given.pop(name) for name, _ in buffers}
+        if all(one is None for one in taken.values()):
+            return packet.default(**given, backend=backend)
+        for name, one in taken.items():
+            taken[name] = fresh_buffer(name, **given, **taken) if one is None else one
+        fresh = iter(as_outputs(packet.out(**given, **taken, backend=backend)))
+        written = {index: taken[name] for name, index in buffers}
+        results = tuple(written[i] if i in written else next(fresh) for i in range(outputs))
+        return results[0] if outputs == 1 else results
+
+    return traced
