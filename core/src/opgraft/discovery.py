@@ -283,7 +283,7 @@ def _by_hand(
     title = str(getattr(plugin, "__name__", type(plugin).__qualname__))
     one = introduce("", title, detector, plugin)
     name = one.backend.name if one.backend is not None else title
-    record = _introduced(BackendRecord(name=name, status="active", entry_point=title), one)
+    record = _introduced(BackendRecord(name=name, status="active", entry_point=title, plugin=plugin), one)
     taken = [r.owner or r.entry_point for r in others if r.name == name and r.status != "denied"]
     if record.status in _LOADED:
         if reason := _illegal(name):

@@ -299,7 +299,8 @@ class KernelRegistry:
     def _discover(self) -> Discovery:
         self.load_catalogue()
         self._judged_by = self._judgement()
-        catalogue = {op_id: one.op.arguments().signature for op_id, one in self._handles.items()}
+        own = {op_id: one.op for op_id, one in self._handles.items() if op_id not in self._plugin_ops}
+        catalogue = {op_id: op.arguments().signature for op_id, op in own.items()}
         found = discover(scan(), self.policy.process(), catalogue, self.detector, tuple(self._extra))
         for record in found.records:
             for fault in record.faults:
@@ -347,7 +348,7 @@ class KernelRegistry:
         Raises
         ------
         PluginError
-            If it is quarantined; it is not kept then.
+            If it is quarantined or its name is taken; it is not kept then.
 
         """
         with self._lock:
@@ -356,7 +357,7 @@ class KernelRegistry:
             self._found = None
             self.changed()
             record = next(one for one in self.backends() if one.plugin is plugin)
-            if new and record.status == "quarantined":
+            if new and record.status in {"quarantined", "conflict"}:
                 self._extra.remove(plugin)
                 self._found = None
                 self.changed()
