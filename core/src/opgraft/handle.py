@@ -142,7 +142,7 @@ def _build(handle: Handle, op: BaseFusedOp) -> tuple[Callable[..., Any], Callabl
     Generated, because taking ``*args`` and calling on with them costs more than the guard.
     """
     arguments, validate = op.arguments(), getattr(type(op), "validate", None)
-    group, _, name = op.op.partition(".")
+    name = op.op.partition(".")[2]
     body = "\n".join(_kept_call(arguments, i, tensors, validate is not None) for i, tensors in enumerate(handle.patterns))
     source = f"""
         kept0 = kept1 = never
@@ -163,7 +163,7 @@ def _build(handle: Handle, op: BaseFusedOp) -> tuple[Callable[..., Any], Callabl
     check = functools.partial(validate, op) if validate else None
     function, keep = build(handle.slow, handle.failed, arguments.fits, check, (_never, _never))
     function.__signature__ = arguments.with_backend()
-    function.__module__, function.__qualname__ = f"opgraft.ops.{group}", name
+    function.__module__, function.__qualname__ = "opgraft.ops", op.op
     function.__doc__ = type(op).__doc__
     return function, keep
 

@@ -319,7 +319,8 @@ class KernelSpec:
     @property
     def owner(self) -> str:
         """Name whose kernel it is: ``opgraft-cuda 0.1.0``."""
-        return f"{self.distribution} {self.version}".strip() or f"backend {self.backend}"
+        whose = "the op itself" if self.backend == OWN else f"backend {self.backend}"
+        return f"{self.distribution} {self.version}".strip() or whose
 
     def matches(self, selector: str) -> bool:
         """Say whether a selector names this kernel."""

@@ -45,7 +45,7 @@ def define(op: BaseFusedOp, handle: Handle) -> None:
         buffers = tuple(op.arguments().writes)
         try:
             schemas = {taken: _schema(op, taken) for taken in dict.fromkeys([(), buffers])}
-        except RegistrationError:
+        except (RegistrationError, ValueError):  # torch's infer_schema raises the latter
             return
         _handles[name] = handle
         for taken, schema in schemas.items():
@@ -74,6 +74,8 @@ def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> str:
 def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:  # noqa: ANN401 - a type
     if parameter.name == "backend":
         return str | None
+    if not isinstance(parameter.annotation, str) and parameter.annotation is not parameter.empty:
+        return parameter.annotation
     words = [word.strip().removeprefix("torch.") for word in str(parameter.annotation).split("|")]
     found = [_ANNOTATIONS.get(word) for word in words if word != "None"]
     if len(found) != 1 or found[0] is None:

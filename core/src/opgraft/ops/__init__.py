@@ -32,9 +32,11 @@ class Group:
         if name.startswith("_"):
             raise AttributeError(name)
         try:
-            return default_registry().handle(f"{self._name}.{name}").function
+            function = default_registry().handle(f"{self._name}.{name}").function
         except UnknownOpError as error:
             raise AttributeError(str(error)) from error
+        setattr(self, name, function)  # a handle is valid for ever, and torch.compile reads attributes
+        return function
 
     def __dir__(self) -> list[str]:
         """List the group's ops."""
@@ -47,6 +49,6 @@ def __getattr__(name: str) -> Group:
     if not name.startswith("_") and any(
         op_id.startswith(f"{name}.") for op_id in default_registry().ops()
     ):
-        return Group(name)
+        return globals().setdefault(name, Group(name))
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)
