@@ -64,8 +64,8 @@ def clamp_position(seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -
     if kept is None or _current_device() != device:
         with torch.cuda.device(device):
             if kept is None:
-                handles = _SOURCE.functions(device, *_ENTRY_POINTS[seq_lens.dtype])
-                _kept[device, seq_lens.dtype] = (launch_function(), *handles)
+                contiguous, strided = _SOURCE.functions(device, *_ENTRY_POINTS[seq_lens.dtype])
+                _kept[device, seq_lens.dtype] = launch_function(), contiguous, strided
             return clamp_position(seq_lens, out=out)
     launch, contiguous, strided = kept
     source, target = seq_lens.data_ptr(), out.data_ptr()
