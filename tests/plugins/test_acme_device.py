@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opgraft_acme.pretend_device import autoload
 from opgraft_acme.pretend_device.memory import Memory, memory
@@ -182,6 +183,40 @@ def test_the_host_carries_out_what_the_card_does_not():
     assert [[5], [-3]] == tensor.view(2, 2).gather(1, torch.zeros_like(index)[:, None]).tolist()
     assert torch.equal(tensor, tensor.clone())
     assert ACME == tensor.cumsum(0).device
+
+
+EXPRESSIONS = {
+    "a number in place of a tensor": lambda t, f: t % 2,
+    "a number before the tensor": lambda t, f: 7 % t.clamp(min=1),
+    "a float keeps its precision": lambda t, f: f * 0.1,
+    "an int tensor takes the default float": lambda t, f: t * 0.5,
+    "shift": lambda t, f: t >> 1,
+    "in place with a number": lambda t, f: t.remainder_(3),
+    "where with a number": lambda t, f: torch.where(t > 1, t, 0),
+    "masked assignment": lambda t, f: t.masked_fill_(t > 3, 4),
+    "index assignment": lambda t, f: t.index_fill(0, torch.arange(2, device=t.device), 3),
+    "several results": lambda t, f: t.sort(),
+    "a result whose size is read from values": lambda t, f: t.nonzero(),
+    "repeat": lambda t, f: torch.repeat_interleave(t.clamp(min=0)),
+    "search": lambda t, f: torch.searchsorted(t.sort()[0], t),
+    "pad": lambda t, f: torch.nn.functional.pad(t, (1, 0)),
+    "a list of tensors": lambda t, f: torch.cat([t, t[:1]]),
+    "matrix product": lambda t, f: f @ f,
+    "reduction": lambda t, f: t.view(2, 2).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_hosts_result_is_the_cpus(name):
+    t, f = torch.tensor([5, 0, -3, 7], dtype=torch.int32), torch.tensor([1.5, -2], dtype=float)
+    there = t.to("acme"), f.to("acme")
+
+    expected = tree_leaves(EXPRESSIONS[name](t, f))
+    results = tree_leaves(EXPRESSIONS[name](*there))
+
+    assert [tensor.dtype for tensor in expected] == [tensor.dtype for tensor in results]
+    assert [tensor.tolist() for tensor in expected] == [tensor.tolist() for tensor in results]
+    assert {ACME} == {tensor.device for tensor in results}
 
 
 def test_an_operator_in_place_or_with_out_writes_the_cards_memory():

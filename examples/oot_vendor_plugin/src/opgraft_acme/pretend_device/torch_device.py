@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -208,9 +209,16 @@ def _on_host(operator: Any, *args: Any, **kwargs: Any) -> Any:
             return written[0]
         return _copy(_empty_strided(value.size(), value.stride(), dtype=value.dtype), value)
 
-    results = operator(*pytree.tree_map(to_host, args), **pytree.tree_map(to_host, kwargs))
     names = (argument.name for argument in schema.arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
+    # torch hands a number that it had made a tensor (`t % 2`) over as a number again; the
+    # overload for tensors refuses it, another overload of the same operator takes it.
+    numbers = any(
+        isinstance(argument.type, torch.TensorType) and isinstance(given.get(argument.name), Number)
+        for argument in schema.arguments
+    )
+    call = operator.overloadpacket if numbers else operator
+    results = call(*pytree.tree_map(to_host, args), **pytree.tree_map(to_host, kwargs))
     for argument in schema.arguments:
         if argument.alias_info and argument.alias_info.is_write:
             for tensor in filter(_on_card, pytree.tree_leaves(given.get(argument.name))):
