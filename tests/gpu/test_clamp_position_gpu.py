@@ -27,6 +27,7 @@ DTYPES = [torch.int32, torch.int64]
 SIZES = [0, 1, 2, 63, 64, 65, 255, 511, 512, 513, 1023, 1025, 4096, 2**17 + 3, 2**20, 2**24]
 CANARY = -77
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 direct = pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) not in TESTED_TRITON,
     reason="this Triton launches as usual",

@@ -21,8 +21,9 @@ _ENTRY_POINTS = {
 _SOURCE = CudaSource("clamp_position.cu")
 _kept: dict[tuple[int, torch.dtype], tuple[Callable[..., None], int, int]] = {}
 
-_current_device = torch._C._cuda_getDevice  # noqa: SLF001
-_raw_stream = torch._C._cuda_getCurrentRawStream  # noqa: SLF001
+# Only CUDA builds of torch have these.
+_current_device = getattr(torch._C, "_cuda_getDevice", None)  # noqa: SLF001
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
 
 
 def clamp_position(seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
