@@ -76,6 +76,15 @@ def test_no_elements_means_no_launch(dtype, monkeypatch):
     assert out is clamp_position(torch.empty(0, dtype=dtype), out=out)
 
 
+def test_the_default_device_of_the_caller_does_not_matter():
+    seq_lens = torch.tensor([5, 0])
+
+    with torch.device("meta"):
+        positions = clamp_position(seq_lens)
+
+    assert [4, 0] == positions.tolist()
+
+
 def test_a_large_input_is_right():
     seq_lens = torch.randint(-3, 2**31 - 1, (2**20 + 3,), dtype=torch.int32)
 

@@ -53,7 +53,7 @@ def clamp_position(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     """
     if out is None:
-        out = torch.empty(seq_lens.shape, dtype=torch.int64)
+        out = torch.empty(seq_lens.shape, dtype=torch.int64, device=seq_lens.device)
     if seq_lens.numel():
         launch(
             _SOURCE,
