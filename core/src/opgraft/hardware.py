@@ -6,7 +6,6 @@ never to the process, and are read when a tensor of that device is first seen.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ IN_TREE: Final = ("cuda", "hip", "musa", "npu", "xpu", "cpu")
 
 CHAINS: Final = {"hip": ("hip", "cuda")}
 """Platform methods tried for a platform key besides its own: the one implicit chain."""
-
-_PLATFORM_KEY = re.compile(r"[a-z][a-z0-9_]*")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
@@ -46,21 +42,16 @@ class DeviceFacts:
     name: str = ""
 
 
-def arch_key(arch: str) -> tuple[tuple[int, ...], str] | None:
+Arch = str | tuple[int, ...] | None
+
+
+def arch_key(arch: str) -> tuple[int, ...] | None:
     """Order archs of the dotted kind; a name such as ``gfx942`` has no order (None)."""
-    if re.fullmatch(r"\d+(\.\d+)*", arch):
-        return tuple(int(part) for part in arch.split(".")), ""
-    return None
+    return tuple(map(int, arch.split("."))) if re.fullmatch(r"\d+(\.\d+)*", arch) else None
 
 
-def _dotted(value: str | tuple[int, ...] | None, what: str) -> str:
-    if value is None:
-        return ""
-    text = ".".join(str(part) for part in value) if isinstance(value, tuple) else value
-    if not isinstance(text, str) or arch_key(text) is None:
-        message = f"{what} must be an arch such as '9.0' or (9, 0), got {value!r}"
-        raise RegistrationError(message)
-    return text
+def _dotted(value: str | tuple[int, ...] | None) -> str:
+    return ".".join(map(str, value)) if isinstance(value, tuple) else value or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +93,17 @@ class CapabilityRequirement:
 
     def __post_init__(self) -> None:
         """Refuse a requirement that no device could meet."""
-        if self.platform != "*" and not _PLATFORM_KEY.fullmatch(self.platform):
+        if self.platform != "*" and not re.fullmatch(r"[a-z][a-z0-9_]*", str(self.platform)):
             message = f"a platform key is a lower-case word such as 'cuda', got {self.platform!r}"
             raise RegistrationError(message)
-        low = _dotted(self.min_arch or None, "min_arch")
-        high = _dotted(self.max_arch or None, "max_arch")
-        if low and high and (arch_key(low) or ()) > (arch_key(high) or ()):
-            message = f"{self.platform}: min_arch {low} is above max_arch {high}"
+        for end in ("min_arch", "max_arch"):
+            arch = getattr(self, end)
+            if arch and (not isinstance(arch, str) or arch_key(arch) is None):
+                message = f"{end} must be an arch such as '9.0' or (9, 0), got {arch!r}"
+                raise RegistrationError(message)
+        low, high = arch_key(self.min_arch), arch_key(self.max_arch)
+        if low and high and low > high:
+            message = f"{self.platform}: min_arch {self.min_arch} is above max_arch {self.max_arch}"
             raise RegistrationError(message)
         for arch in self.archs:
             if not isinstance(arch, str) or not re.fullmatch(r"[A-Za-z0-9_.]+", arch):
@@ -116,12 +111,7 @@ class CapabilityRequirement:
                 raise RegistrationError(message)
 
     @classmethod
-    def cuda(
-        cls,
-        *,
-        min_sm: tuple[int, ...] | str | None = None,
-        max_sm: tuple[int, ...] | str | None = None,
-    ) -> CapabilityRequirement:
+    def cuda(cls, *, min_sm: Arch = None, max_sm: Arch = None) -> CapabilityRequirement:
         """Require a CUDA device, compute capability within ``[min_sm, max_sm]``."""
         return cls.device("cuda", min_arch=min_sm, max_arch=max_sm)
 
@@ -132,43 +122,25 @@ class CapabilityRequirement:
 
     @classmethod
     def device(
-        cls,
-        key: str,
-        *,
-        min_arch: tuple[int, ...] | str | None = None,
-        max_arch: tuple[int, ...] | str | None = None,
-        archs: Iterable[str] = (),
+        cls, key: str, *, min_arch: Arch = None, max_arch: Arch = None, archs: Iterable[str] = ()
     ) -> CapabilityRequirement:
         """Require a device of any platform key, in-tree or not."""
-        if isinstance(archs, str):
-            archs = (archs,)
-        return cls(
-            platform=key,
-            min_arch=_dotted(min_arch, "min_arch"),
-            max_arch=_dotted(max_arch, "max_arch"),
-            archs=frozenset(archs),
-        )
+        names = frozenset([archs] if isinstance(archs, str) else archs)
+        return cls(platform=key, min_arch=_dotted(min_arch), max_arch=_dotted(max_arch), archs=names)
 
     def unmet(self, platform: str, arch: str) -> str | None:
         """Give the reason why a device does not satisfy this, or None if it does."""
-        if self.platform == "*":
-            return None
-        if platform != self.platform:
-            return f"device is {platform}, needs {self}"
         bounded = self.min_arch or self.max_arch or self.archs
-        if not bounded:
+        if self.platform == "*" or (platform == self.platform and not bounded):
             return None
         bare = arch.partition(":")[0]
+        key, low, high = arch_key(bare), arch_key(self.min_arch), arch_key(self.max_arch)
+        if platform != self.platform:
+            return f"device is {platform}, needs {self}"
         if not bare:
             return f"arch of the {platform} device is unknown, needs {self}"
-        if self.archs and bare not in self.archs:
-            return f"arch is {bare}, needs {self}"
-        if self.min_arch or self.max_arch:
-            key = arch_key(bare)
-            low, high = arch_key(self.min_arch), arch_key(self.max_arch)
-            if key is None or (low and key < low) or (high and key > high):
-                return f"arch is {bare}, needs {self}"
-        return None
+        outside = (low or high) and (key is None or (low and key < low) or (high and key > high))
+        return f"arch is {bare}, needs {self}" if outside or (self.archs and bare not in self.archs) else None
 
     def __str__(self) -> str:
         """Write ``cuda 8.0..9.0`` or ``hip gfx942|gfx950``."""
@@ -179,12 +151,8 @@ class CapabilityRequirement:
         return f"{self.platform}{window}{names}"
 
 
-CapabilityRequirement.CUDA = CapabilityRequirement(platform="cuda")
-CapabilityRequirement.HIP = CapabilityRequirement(platform="hip")
-CapabilityRequirement.MUSA = CapabilityRequirement(platform="musa")
-CapabilityRequirement.NPU = CapabilityRequirement(platform="npu")
-CapabilityRequirement.XPU = CapabilityRequirement(platform="xpu")
-CapabilityRequirement.CPU = CapabilityRequirement(platform="cpu")
+for _key in IN_TREE:
+    setattr(CapabilityRequirement, _key.upper(), CapabilityRequirement(platform=_key))
 
 ANY: Final = CapabilityRequirement(platform="*")
 """Any device; a member of a capability set, or in place of one."""
@@ -196,27 +164,23 @@ def capability_set(
     declared: CapabilityRequirement | Iterable[CapabilityRequirement], whose: str
 ) -> Capabilities:
     """Normalise what an author may write (one requirement or a set) and refuse an empty set."""
-    single = isinstance(declared, CapabilityRequirement)
-    capabilities = frozenset([declared] if single else declared)  # type: ignore[list-item,arg-type]
-    for member in capabilities:
+    members = [declared] if isinstance(declared, CapabilityRequirement) else list(declared)
+    for member in members:
         if not isinstance(member, CapabilityRequirement):
             message = f"{whose}: capabilities must be CapabilityRequirement or ANY, got {member!r}"
             raise RegistrationError(message)
-    if not capabilities:
+    if not members:
         message = f"{whose}: the capability set is empty; write ANY for any device"
         raise RegistrationError(message)
-    return capabilities
+    return frozenset(members)
 
 
 def unmet(capabilities: Capabilities, platform: str, arch: str) -> str | None:
     """Give the reason why a device meets none of the requirements, or None if it meets one."""
     reasons = [one.unmet(platform, arch) for one in capabilities]
-    if None in reasons:
-        return None
-    if len(reasons) == 1:
-        return reasons[0]
-    device = f"{platform} {arch}".strip()
-    return f"device is {device}, needs {' or '.join(sorted(map(str, capabilities)))}"
+    if None in reasons or len(reasons) == 1:
+        return None if None in reasons else reasons[0]
+    return f"device is {f'{platform} {arch}'.strip()}, needs {' or '.join(sorted(map(str, capabilities)))}"
 
 
 class Detector:
@@ -224,15 +188,9 @@ class Detector:
 
     def platform_key(self, device: torch.device) -> str:
         """Name the hardware: the torch device type, except ``hip`` on a ROCm build of torch."""
-        return self.platform_of(device.type)
-
-    def platform_of(self, device_type: str) -> str:
-        """Do the same for a device type."""
-        if device_type != "cuda":
-            return device_type
         import torch
 
-        return "hip" if torch.version.hip else "cuda"
+        return "hip" if device.type == "cuda" and torch.version.hip else device.type
 
     def device_type(self, platform: str) -> str:
         """Name the torch device type that a platform key's tensors have."""
@@ -242,19 +200,16 @@ class Detector:
         """Read arch and name of one device; initialises it if need be."""
         import torch
 
-        if device.type == "cpu":
-            return DeviceFacts(name="CPU")
-        index = device.index if device.index is not None else 0
-        module = getattr(torch, device.type, None)
-        properties = getattr(module, "get_device_properties", None)
-        if properties is None:
-            return DeviceFacts(index=index)
-        read = properties(index)
-        arch = str(getattr(read, "gcnArchName", "") or "").partition(":")[0]
+        index = device.index or 0
+        read = getattr(getattr(torch, device.type, None), "get_device_properties", None)
+        if device.type == "cpu" or read is None:
+            return DeviceFacts(index=device.index, name=device.type)
+        properties = read(index)
+        arch = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
         if not arch.startswith("gfx"):
-            major, minor = getattr(read, "major", None), getattr(read, "minor", None)
-            arch = f"{major}.{minor}" if major is not None and minor is not None else ""
-        return DeviceFacts(index=index, arch=arch, name=str(getattr(read, "name", "")))
+            version = getattr(properties, "major", None), getattr(properties, "minor", None)
+            arch = "" if None in version else f"{version[0]}.{version[1]}"
+        return DeviceFacts(index=index, arch=arch, name=str(getattr(properties, "name", "")))
 
     def cpu_has_amx(self) -> bool:
         """Say whether this CPU has AMX tiles, the condition of an op's ``forward_cpu``."""
@@ -276,19 +231,11 @@ class Detector:
 
         if platform == "cpu":
             return 1, ""
-        if platform == "hip" and not torch.version.hip:
-            return 0, "this torch was built without ROCm"
-        if platform == "cuda" and not torch.version.cuda:
-            return 0, "this torch was built without CUDA"
-        module = getattr(torch, self.device_type(platform), None)
-        counter = getattr(module, "device_count", None)
+        for key, built, stack in (("hip", torch.version.hip, "ROCm"), ("cuda", torch.version.cuda, "CUDA")):
+            if platform == key and not built:
+                return 0, f"this torch was built without {stack}"
+        counter = getattr(getattr(torch, self.device_type(platform), None), "device_count", None)
         if counter is None:
             return 0, f"this torch knows no device {platform!r}"
         count = int(counter())
         return count, "" if count else f"torch sees no {platform} device"
-
-
-@functools.lru_cache(maxsize=1)
-def default_detector() -> Detector:
-    """Give the process's detector; it holds no facts."""
-    return Detector()
