@@ -79,7 +79,7 @@ def ordinary_triton() -> Way:
         out = torch.empty_like(seq_lens, dtype=torch.int64, memory_format=torch.contiguous_format)
         size = seq_lens.numel()
         grid = ((size + 511) // 512,)
-        module.clamp_position_contiguous_kernel[grid](seq_lens, out, size, BLOCK=512, num_warps=4)
+        module.clamp_position_contiguous_kernel[grid](seq_lens, out, size, BLOCK=512, num_warps=8)
         return out
 
     return way

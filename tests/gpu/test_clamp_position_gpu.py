@@ -275,7 +275,7 @@ def test_a_launch_hook_is_called_for_as_long_as_it_is_set():
 
 def test_an_untested_triton_launches_as_usual(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "99.0.0")
-    usual = Launcher(triton_kernel.clamp_position_contiguous_kernel, BLOCK=512, num_warps=4)
+    usual = Launcher(triton_kernel.clamp_position_contiguous_kernel, BLOCK=512, num_warps=8)
     monkeypatch.setattr(triton_kernel, "contiguous", usual)
     for start in (0, 1, 0):
         seq_lens = lengths(2000)[start:]

@@ -73,7 +73,7 @@ def compiled(kernel, parameters, target):
             if isinstance(value, str) and value.startswith("*")
         },
     )
-    return triton.compile(source, target=target, options={"num_warps": 4})
+    return triton.compile(source, target=target, options={"num_warps": 8})
 
 
 @pytest.mark.parametrize("arch", HIP)

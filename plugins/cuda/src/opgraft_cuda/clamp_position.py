@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,8 +22,8 @@ _SOURCE = CudaSource("clamp_position.cu")
 _kept: dict[tuple[int, torch.dtype], tuple[Callable[..., None], int, int]] = {}
 
 # Only CUDA builds of torch have these.
-_current_device = getattr(torch._C, "_cuda_getDevice", None)  # noqa: SLF001
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # noqa: SLF001
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
 
 
 def clamp_position(seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -13,9 +13,11 @@ from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["clamp_position"]
 
-# One H200, replayed graph, us for 64 | 2**24 int32: 512 with 4 warps 1.05 | 50.2, 1024 with 4 warps
-# 1.09 | 51.6, 1024 with 8 warps 1.06 | 55.2, 2048 with 8 warps 1.15 | 57.6.
+# One H200, replayed graph, us for 64 | 2**24 int32 and for the same of int64, block/warps: 512/8
+# 1.04 | 50.9 and 1.05 | 65.0, 512/4 1.09 | 50.7 and 1.08 | 65.6, 256/8 1.03 | 59.5 and 1.04 | 71.8,
+# 1024/8 1.10 | 55.5 and 1.07 | 66.9.
 _BLOCK = 512
+_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -43,8 +45,8 @@ def clamp_position_strided_kernel(
     tl.store(out_ptr + offsets * out_stride, (tl.maximum(lengths, 1) - 1).to(tl.int64), mask=mask)
 
 
-contiguous = Launcher(clamp_position_contiguous_kernel, BLOCK=_BLOCK, num_warps=4)
-strided = Launcher(clamp_position_strided_kernel, BLOCK=_BLOCK, num_warps=4)
+contiguous = Launcher(clamp_position_contiguous_kernel, BLOCK=_BLOCK, num_warps=_WARPS)
+strided = Launcher(clamp_position_strided_kernel, BLOCK=_BLOCK, num_warps=_WARPS)
 
 
 def clamp_position(seq_lens: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
