@@ -12,15 +12,7 @@ import functools
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from opgraft import (
-    Available,
-    Backend,
-    CapabilityRequirement,
-    KernelBackend,
-    Unavailable,
-    forward,
-    hookimpl,
-)
+from opgraft import Available, Backend, CapabilityRequirement, KernelBackend, Unavailable, forward, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable

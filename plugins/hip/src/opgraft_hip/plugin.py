@@ -11,15 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from opgraft import (
-    Available,
-    Backend,
-    CapabilityRequirement,
-    KernelBackend,
-    Unavailable,
-    forward,
-    hookimpl,
-)
+from opgraft import Available, Backend, CapabilityRequirement, KernelBackend, Unavailable, forward, hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
