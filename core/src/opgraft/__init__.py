@@ -28,13 +28,12 @@ _MODULES = ("compat", "host", "ops", "testing", "torch_ops")
 __all__ = sorted([*_WHERE, *_MODULES])  # noqa: PLE0605 - the names are those of _NAMES
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the public names
+def __getattr__(name: str) -> Any:
     """Resolve a public name at its first use."""
     if name in _MODULES:
         return importlib.import_module(f"opgraft.{name}")
     if name not in _WHERE:
-        message = f"module 'opgraft' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(f"module 'opgraft' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"opgraft.{_WHERE[name]}"), name)
     return value
 

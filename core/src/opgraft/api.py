@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from opgraft.errors import ArgumentTypeError
+from opgraft.handle import OpFunction
 from opgraft.hardware import arch_key
 from opgraft.kernel_registry import default_registry
 from opgraft.policy import Policy
@@ -22,7 +23,7 @@ def backends() -> tuple[BackendRecord, ...]:
     return registry.backends()
 
 
-def op(op_id: str) -> Callable[..., Any]:
+def op(op_id: str) -> OpFunction:
     """Give an op's handle: what ``opgraft.ops.<group>.<name>`` is; ``.op`` is the op itself.
 
     Raises
@@ -68,9 +69,7 @@ def explain(op_id: str, /, *args: Any, backend: str | None = None, **kwargs: Any
     return one.dispatcher.explain(one.arguments().bind(*args, **kwargs), backend)
 
 
-def explain_for(
-    op_id: str, *, device: str = "cpu", arch: str = "", dtype: str = ""
-) -> Selection:
+def explain_for(op_id: str, *, device: str = "cpu", arch: str = "", dtype: str = "") -> Selection:
     """Say which kernel would run on hardware that need not be here.
 
     Parameters
@@ -98,11 +97,9 @@ def explain_for(
         rule = form.supported_dtypes
         known = {n for names in rule.values() for n in names} if isinstance(rule, Mapping) else rule
         if name not in known:
-            message = f"{op_id}: dtype must be {' or '.join(sorted(known))}, got {dtype}"
-            raise ArgumentTypeError(message)
+            raise ArgumentTypeError(f"{op_id}: dtype must be {' or '.join(sorted(known))}, got {dtype}")
     elif name and name not in DTYPES:
-        message = f"{op_id}: unknown dtype {dtype}"
-        raise ArgumentTypeError(message)
+        raise ArgumentTypeError(f"{op_id}: unknown dtype {dtype}")
     return one.dispatcher.select_on(device, arch, name, hardware=False).conditional()
 
 

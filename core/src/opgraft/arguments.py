@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from opgraft.spec import FormatSignature
 
 Values = tuple[Any, ...]
+
+is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = vars(torch._C)["_is_alias_of"]  # noqa: SLF001
+"""Whether two tensors share storage; torch has no public reader of it that takes less than a microsecond."""
+
 _BACKEND = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -106,7 +110,7 @@ class Arguments:
     def compile(self, name: str, parameters: str, body: str) -> dict[str, Any]:
         """Compile one function whose parameter list :meth:`source` wrote."""
         names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
-        names |= {"_default_backend": None, "alias": torch._C._is_alias_of}  # noqa: SLF001 - no public reader
+        names |= {"_default_backend": None, "alias": is_alias_of}
         exec(f"def {name}{parameters}:\n    {body}\n", names)  # noqa: S102
         return names
 
@@ -154,8 +158,7 @@ class Arguments:
                 self._wrong(ArgumentValueError, name, f"on {devices[0][1]} as {devices[0][0]} is", str(device))
 
     def _wrong(self, kind: type[Exception], name: str, expected: str, got: str) -> NoReturn:
-        message = f"{self.label}: {name} must be {expected}, got {got}"
-        raise kind(message)
+        raise kind(f"{self.label}: {name} must be {expected}, got {got}")
 
     def _dtypes(self, name: str, values: Values) -> tuple[str, ...] | None:
         if self.form is None:
@@ -170,7 +173,9 @@ class Arguments:
         """Give each output's dtype for this call, ``like:`` resolved."""
         given = dict(zip(self.names, values, strict=True))
         likes = ((out, given.get(out.removeprefix("like:"))) for out in (self.form.outputs if self.form else ()))
-        return tuple(dtype_name(like.dtype) if out.startswith("like:") and like is not None else out for out, like in likes)
+        return tuple(
+            dtype_name(like.dtype) if out.startswith("like:") and like is not None else out for out, like in likes
+        )
 
     def check_shapes(self, values: Values) -> None:
         """Check the number of dims, equal sizes, and that no caller buffer overlaps an input.
@@ -222,9 +227,9 @@ class Arguments:
         self._wrong(ArgumentValueError, name, f"of shape [{dims}]{where}", f"{tuple(value.shape)}")
 
     def _check_overlap(self, index: int, buffer: str, values: Values) -> None:
-        target, alias = values[index], torch._C._is_alias_of  # noqa: SLF001 - no public reader
+        target = values[index]
         for other, name in zip(values, self.names, strict=True):
-            if isinstance(other, torch.Tensor) and name != buffer and alias(target, other):
+            if isinstance(other, torch.Tensor) and name != buffer and is_alias_of(target, other):
                 (low, high), (start, end) = _span(target), _span(other)
                 if low < end and start < high:
                     self._wrong(ArgumentValueError, buffer, f"memory of its own, not {name}'s", "overlapping tensors")
@@ -239,6 +244,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Give the first byte of a tensor in its storage and the one after its last."""
     if tensor.numel() == 0:
         return 0, 0
-    extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    start = tensor.storage_offset()
+    extent = 1 + sum((int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset())
     return start * tensor.element_size(), (start + extent) * tensor.element_size()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opgraft.arguments import Values, dtype_name
+from opgraft.arguments import Values, dtype_name, is_alias_of
 from opgraft.errors import PluginError
 
 if TYPE_CHECKING:
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from opgraft.spec import KernelSpec
 
 
-def as_outputs(result: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever a kernel returned
+def as_outputs(result: Any) -> tuple[Any, ...]:
     """Give one result or several as a tuple."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any) -> None:  # noqa: ANN401
+def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any) -> None:
     """Hold a result against dtype, shape, device, strides and aliasing as the op declares them.
 
     Raises
@@ -30,8 +30,7 @@ def check_result(op: BaseFusedOp, spec: KernelSpec, values: Values, result: Any)
 
     """
     for fault in _faults(op, values, as_outputs(result)):
-        message = f"{op.label}: kernel {spec} broke its contract: {fault}; tell its owner, {spec.owner}"
-        raise PluginError(message)
+        raise PluginError(f"{op.label}: kernel {spec} broke its contract: {fault}; tell its owner, {spec.owner}")
 
 
 def _faults(op: BaseFusedOp, values: Values, outputs: tuple[Any, ...]) -> Iterator[str]:
@@ -63,7 +62,7 @@ def _faults(op: BaseFusedOp, values: Values, outputs: tuple[Any, ...]) -> Iterat
             if wanted != found:
                 yield f"output {index} must have {what} {wanted}, got {found}"
         for name, one in inputs:
-            if output.numel() and torch._C._is_alias_of(output, one):  # noqa: SLF001 - no public reader
+            if output.numel() and is_alias_of(output, one):
                 yield f"output {index} shares memory with {name}, which the op does not declare"
 
 

@@ -29,8 +29,7 @@ class MultiPlatformOp(BaseFusedOp):
             warnings.warn(message, UserWarning, stacklevel=4)
 
     def _absent(self, name: str) -> NoReturn:
-        message = f"{self.label} has no {name}"
-        raise NotImplementedError(message)
+        raise NotImplementedError(f"{self.label} has no {name}")
 
     def forward_native(self, *args: Any, **kwargs: Any) -> Any:
         """Raise: a legacy op need not have a native."""

@@ -51,8 +51,7 @@ class Runner:
             add_note(error, f"raised by 'rejects' of kernel {self.spec}")
             raise
         if reason is not None and not (isinstance(reason, str) and reason):
-            message = f"'rejects' of kernel {self.spec} must return a reason or None, got {reason!r}"
-            raise PluginError(message)
+            raise PluginError(f"'rejects' of kernel {self.spec} must return a reason or None, got {reason!r}")
         return reason
 
 
@@ -241,9 +240,7 @@ class Dispatcher:
 
     def select_on(self, platform: str, arch: str = "", dtype: str = "", *, hardware: bool = True) -> Selection:
         """Give the selection for a kind of device; per-call refusals stay open."""
-        facts = CallFacts(
-            platform=platform, arch=arch, dtypes=(("", dtype),) if dtype else (), amx=self._amx(platform)
-        )
+        facts = CallFacts(platform=platform, arch=arch, dtypes=(("", dtype),) if dtype else (), amx=self._amx(platform))
         call = f"{dtype} tensors on {platform} {arch}".strip()
         return self.select(facts, call, self.registry.policy.current(), self.op.pinned, hardware=hardware)
 
@@ -321,5 +318,9 @@ class Dispatcher:
 
 
 def _late(spec: KernelSpec) -> Callable[..., Any]:
-    loaded = functools.cache(spec.load)
-    return lambda *args, **kwargs: loaded()(*args, **kwargs)
+    load = functools.cache(spec.load)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return load()(*args, **kwargs)
+
+    return kernel

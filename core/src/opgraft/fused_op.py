@@ -18,7 +18,7 @@ from torch import nn
 from opgraft.arguments import Arguments
 from opgraft.dispatch import Dispatcher
 from opgraft.errors import RegistrationError
-from opgraft.handle import Handle
+from opgraft.handle import Handle, OpFunction
 from opgraft.hardware import ANY, capability_set
 from opgraft.kernel_registry import KernelRegistry, default_registry
 from opgraft.spec import (
@@ -110,31 +110,29 @@ class BaseFusedOp(nn.Module):
         }
         form = cls.format_signature
         if form is not None and not isinstance(form, FormatSignature):
-            message = f"{cls.__name__}: format_signature must be a FormatSignature, got {form!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"{cls.__name__}: format_signature must be a FormatSignature, got {form!r}")
         if form is not None and cls.defines("forward_native"):
             per = form.supported_dtypes if isinstance(form.supported_dtypes, Mapping) else {}
             like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")}
             known = set(cls.signature().parameters)
             unknown = sorted({*per, *form.shapes, *like} - known)
             if unknown:
-                message = f"{cls.__name__}: format_signature names {unknown}, the parameters are {sorted(known)}"
-                raise RegistrationError(message)
+                raise RegistrationError(
+                    f"{cls.__name__}: format_signature names {unknown}, the parameters are {sorted(known)}"
+                )
 
     @classmethod
     def _check_forward(cls) -> None:
         if "forward" in vars(cls):
-            message = (
+            raise RegistrationError(
                 f"{cls.__name__} overrides forward, which chooses the kernel; define forward_native and "
                 f"forward_<kernel backend> instead"
             )
-            raise RegistrationError(message)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the op; nothing is detected, imported or compiled."""
         if not self.defines("forward_native"):
-            message = f"{type(self).__name__} cannot be instantiated: it has no forward_native"
-            raise TypeError(message)
+            raise TypeError(f"{type(self).__name__} cannot be instantiated: it has no forward_native")
         super().__init__(*args, **kwargs)
 
     # What the class declares.
@@ -205,9 +203,7 @@ class BaseFusedOp(nn.Module):
             return specs
         name = getattr(function, "__name__", type(function).__name__)
         by = KernelBackend.PLUGIN
-        spec = KernelSpec(
-            op=self.label, backend=OWN, kernel_backend=by, target=function, name=name, platform=platform
-        )
+        spec = KernelSpec(op=self.label, backend=OWN, kernel_backend=by, target=function, name=name, platform=platform)
         return (spec, *specs)
 
     @staticmethod
@@ -365,7 +361,7 @@ class BaseFusedOp(nn.Module):
 
 def _dropping(register: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(register)
-    def wrapper(self: BaseFusedOp, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as torch's own
+    def wrapper(self: BaseFusedOp, *args: Any, **kwargs: Any) -> Any:
         self.registry.drop_kept()
         return register(self, *args, **kwargs)
 
@@ -388,7 +384,7 @@ def _register(op: BaseFusedOp, registry: KernelRegistry, specs: tuple[KernelSpec
     return handle
 
 
-def publish(op_class: type[BaseFusedOp]) -> Callable[..., Any]:
+def publish(op_class: type[BaseFusedOp]) -> OpFunction:
     """Add an op of the catalogue; gives the function that callers call.
 
     Parameters
@@ -428,8 +424,7 @@ def register_fused_op(op: BaseFusedOp, module: str, attr: str) -> BaseFusedOp:
 
     """
     if not op.op:
-        message = f"{type(op).__name__} has no op id; set op = 'group.name' to register it"
-        raise RegistrationError(message)
+        raise RegistrationError(f"{type(op).__name__} has no op id; set op = 'group.name' to register it")
     _register(op, op.registry, type(op).own_specs(f"{module}:{attr}"))
     return op
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from opgraft.kernel_registry import KernelRegistry
 
 Kept = tuple[Callable[..., bool], Callable[..., Any]]
+
+
+class OpFunction(Protocol):
+    """What callers call; ``op`` is the op that it stands for."""
+
+    op: BaseFusedOp
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the best kernel; takes the op's parameters and ``backend``."""
 
 
 class Handle:
@@ -52,7 +61,7 @@ class Handle:
     def bind(self, op: BaseFusedOp) -> None:
         """Make this the handle of an op: the first one, or one that replaces it."""
         self.op = op
-        self.function.op = op  # type: ignore[attr-defined]
+        self.function.op = op
         self.drop()
 
     def drop(self) -> None:
@@ -113,7 +122,7 @@ def tensor_guard(tensors: list[Tensor]) -> Callable[..., bool]:
     try:
         from torch._C._dynamo.guards import TensorGuards
 
-        free: list[list[None]] = [[None] * one.dim() for one in tensors]
+        free: Any = [[None] * one.dim() for one in tensors]
         check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
     except (ImportError, TypeError):  # pragma: no cover - a torch whose guards look otherwise
         return _plain_guard(tensors)
@@ -136,14 +145,16 @@ def _never(*_: Any) -> bool:
     return False
 
 
-def _build(handle: Handle, op: BaseFusedOp) -> tuple[Callable[..., Any], Callable[[int, Kept], None]]:
+def _build(handle: Handle, op: BaseFusedOp) -> tuple[OpFunction, Callable[[int, Kept], None]]:
     """Write the handle's function: the kept choices inlined, everything else behind them.
 
     Generated, because taking ``*args`` and calling on with them costs more than the guard.
     """
     arguments, validate = op.arguments(), getattr(type(op), "validate", None)
     name = op.op.partition(".")[2]
-    body = "\n".join(_kept_call(arguments, i, tensors, validate is not None) for i, tensors in enumerate(handle.patterns))
+    body = "\n".join(
+        _kept_call(arguments, i, tensors, validate is not None) for i, tensors in enumerate(handle.patterns)
+    )
     source = f"""
         kept0 = kept1 = never
         def {name}{arguments.source(arguments.with_backend())}:
@@ -171,7 +182,9 @@ def _build(handle: Handle, op: BaseFusedOp) -> tuple[Callable[..., Any], Callabl
 def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], validated: bool) -> str:  # noqa: FBT001
     """Write one kept choice: the guard on these tensors, no other tensor given, then the kernel."""
     absent = [n for n in arguments.optional if n not in tensors]
-    condition = " and ".join([*(f"{n} is None" for n in absent), *(f"{n} is not None" for n in tensors[len(arguments.required) :])])
+    condition = " and ".join(
+        [*(f"{n} is None" for n in absent), *(f"{n} is not None" for n in tensors[len(arguments.required) :])]
+    )
     named = [n for n in arguments.names if n in arguments.keyword_only and n not in absent]
     passed = ", ".join([*(n for n in arguments.names if n not in arguments.keyword_only), *(f"{n}={n}" for n in named)])
     fits = f" and fits({arguments.listed})" if len(tensors) > 1 else ""

@@ -22,6 +22,7 @@ IN_TREE: Final = ("cuda", "hip", "musa", "npu", "xpu", "cpu")
 CHAINS: Final = {"hip": ("hip", "cuda")}
 """Platform methods tried for a platform key besides its own: the one implicit chain."""
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """What is known of one device.
@@ -94,21 +95,17 @@ class CapabilityRequirement:
     def __post_init__(self) -> None:
         """Refuse a requirement that no device could meet."""
         if self.platform != "*" and not re.fullmatch(r"[a-z][a-z0-9_]*", str(self.platform)):
-            message = f"a platform key is a lower-case word such as 'cuda', got {self.platform!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"a platform key is a lower-case word such as 'cuda', got {self.platform!r}")
         for end in ("min_arch", "max_arch"):
             arch = getattr(self, end)
             if arch and (not isinstance(arch, str) or arch_key(arch) is None):
-                message = f"{end} must be an arch such as '9.0' or (9, 0), got {arch!r}"
-                raise RegistrationError(message)
+                raise RegistrationError(f"{end} must be an arch such as '9.0' or (9, 0), got {arch!r}")
         low, high = arch_key(self.min_arch), arch_key(self.max_arch)
         if low and high and low > high:
-            message = f"{self.platform}: min_arch {self.min_arch} is above max_arch {self.max_arch}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"{self.platform}: min_arch {self.min_arch} is above max_arch {self.max_arch}")
         for arch in self.archs:
             if not isinstance(arch, str) or not re.fullmatch(r"[A-Za-z0-9_.]+", arch):
-                message = f"{self.platform}: {arch!r} is not an arch such as 'gfx942' or '9.0'"
-                raise RegistrationError(message)
+                raise RegistrationError(f"{self.platform}: {arch!r} is not an arch such as 'gfx942' or '9.0'")
 
     @classmethod
     def cuda(cls, *, min_sm: Arch = None, max_sm: Arch = None) -> CapabilityRequirement:
@@ -160,18 +157,14 @@ ANY: Final = CapabilityRequirement(platform="*")
 Capabilities = frozenset[CapabilityRequirement]
 
 
-def capability_set(
-    declared: CapabilityRequirement | Iterable[CapabilityRequirement], whose: str
-) -> Capabilities:
+def capability_set(declared: CapabilityRequirement | Iterable[CapabilityRequirement], whose: str) -> Capabilities:
     """Normalise what an author may write (one requirement or a set) and refuse an empty set."""
     members = [declared] if isinstance(declared, CapabilityRequirement) else list(declared)
     for member in members:
         if not isinstance(member, CapabilityRequirement):
-            message = f"{whose}: capabilities must be CapabilityRequirement or ANY, got {member!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"{whose}: capabilities must be CapabilityRequirement or ANY, got {member!r}")
     if not members:
-        message = f"{whose}: the capability set is empty; write ANY for any device"
-        raise RegistrationError(message)
+        raise RegistrationError(f"{whose}: the capability set is empty; write ANY for any device")
     return frozenset(members)
 
 

@@ -22,6 +22,7 @@ from opgraft.spec import (
     KernelBackend,
     Unavailable,
     check_op_id,
+    check_priority,
     dtype_rule,
 )
 
@@ -130,22 +131,14 @@ def forward(
 
     """
     whose = f"@forward({op_id!r})"
-    if not isinstance(kernel_backend, str) or not isinstance(op_id, str):
-        message = f"{whose}: op_id and kernel_backend must be strings, got {kernel_backend!r}"
-        raise RegistrationError(message)
-    built_by = KernelBackend(kernel_backend)
-    if built_by is KernelBackend.TORCH:
-        message = f"{whose}: kernel_backend 'torch' is native, which the op itself defines"
-        raise RegistrationError(message)
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        message = f"{whose}: priority must be an int, got {priority!r}"
-        raise RegistrationError(message)
     if rejects is not None and not callable(rejects):
-        message = f"{whose}: rejects must be a function, got {rejects!r}"
-        raise RegistrationError(message)
+        raise RegistrationError(f"{whose}: rejects must be a function, got {rejects!r}")
+    if KernelBackend(kernel_backend) is KernelBackend.TORCH:
+        raise RegistrationError(f"{whose}: kernel_backend 'torch' is native, which the op itself defines")
+    check_priority(priority, whose)
     offer = Offer(
         op=check_op_id(op_id),
-        kernel_backend=built_by,
+        kernel_backend=KernelBackend(kernel_backend),
         capabilities=None if capabilities is None else capability_set(capabilities, whose),
         priority=priority,
         rejects=rejects,

@@ -16,14 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from opgraft.discovery import Discovery, discover, scan
-from opgraft.errors import (
-    NoKernelError,
-    PluginError,
-    RegistrationError,
-    UnknownOpError,
-    UnknownSelectorError,
-    nearest,
-)
+from opgraft.errors import NoKernelError, PluginError, RegistrationError, UnknownOpError, UnknownSelectorError, nearest
 from opgraft.hardware import IN_TREE, Detector
 from opgraft.policy import PolicyStore
 from opgraft.spec import OWN, BackendRecord, KernelBackend, KernelSpec, check_op_id
@@ -161,8 +154,7 @@ class KernelRegistry:
             if op_id not in self._handles:
                 look()
         if op_id not in self._handles:
-            message = f"unknown op {op_id!r}{nearest(str(op_id), self._handles)}"
-            raise UnknownOpError(message)
+            raise UnknownOpError(f"unknown op {op_id!r}{nearest(str(op_id), self._handles)}")
         return self._handles[op_id]
 
     def known_handle(self, op_id: str) -> Handle | None:
@@ -201,11 +193,10 @@ class KernelRegistry:
     def _refuse_conflict(self, spec: KernelSpec) -> None:
         for known in self._specs.get(spec.op, ()):
             if known.identity == spec.identity and known.target != spec.target:
-                message = (
+                raise RegistrationError(
                     f"Conflicting kernel registration for op {spec.op!r}, {spec.selector}: {spec.target!r} "
                     f"against {known.target!r}, which stays"
                 )
-                raise RegistrationError(message)
 
     def get(self, op_id: str) -> list[KernelSpec]:
         """List the kernels offered for an op, its own and the backends'; empty if unknown."""
@@ -242,8 +233,9 @@ class KernelRegistry:
         """Register a forward for a platform key; see :func:`opgraft.register_oot_forward`."""
         target = check_op_id(op_or_class) if isinstance(op_or_class, str) else op_or_class
         if not callable(function) or not isinstance(target, (str, type)):
-            message = f"register_oot_forward takes an op id or a class, and a function, got {target!r}, {function!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(
+                f"register_oot_forward takes an op id or a class, and a function, got {target!r}, {function!r}"
+            )
         former = self._oot.get((target, platform), function)
         self._oot[target, platform] = function
         self.changed()
@@ -279,14 +271,12 @@ class KernelRegistry:
         if self._found is not None:
             return self._found
         if self._discovering == threading.get_ident():
-            message = (
+            raise PluginError(
                 "discovery was re-entered: a plugin calls an op, or asks for the backends, while it is being "
                 "loaded; do that on first use instead"
             )
-            raise PluginError(message)
         if not self._lock.acquire(timeout=_PATIENCE):
-            message = f"another thread has been loading plugins for {_PATIENCE:.0f} s"
-            raise PluginError(message)
+            raise PluginError(f"another thread has been loading plugins for {_PATIENCE:.0f} s")
         try:
             if self._found is None:
                 self._discovering = threading.get_ident()
@@ -332,15 +322,15 @@ class KernelRegistry:
         records = {record.name: record for record in self.backends()}
         for name in self.policy.process().require:
             if name not in records:
-                message = f"backend {name!r} is required and not installed{nearest(name, records)}"
-                raise PluginError(message)
+                raise PluginError(f"backend {name!r} is required and not installed{nearest(name, records)}")
             if records[name].status != "active":
                 raise PluginError(f"{records[name].described}, and it is required") from records[name].error
         faulty = [record for record in records.values() if record.faults]
         if faulty and self.policy.current().strict:
             first = faulty[0]
-            message = f"strict: backend {first.name!r} ({first.owner}) {'; '.join(first.faults)}"
-            raise PluginError(message) from first.error
+            raise PluginError(
+                f"strict: backend {first.name!r} ({first.owner}) {'; '.join(first.faults)}"
+            ) from first.error
 
     def register_backend(self, plugin: object) -> BackendRecord:
         """Add a backend that has no metadata: a module or an object with the hooks.
@@ -391,8 +381,7 @@ class KernelRegistry:
         first, slash, second = word.partition("/")
         platforms = {spec.platform for spec in own}
         if (first not in names or second not in built | platforms) if slash else word not in names | built:
-            message = f"unknown selector {word!r}{nearest(word, names | built)}"
-            raise UnknownSelectorError(message)
+            raise UnknownSelectorError(f"unknown selector {word!r}{nearest(word, names | built)}")
 
     def check_force(self, word: str, own: Iterable[KernelSpec]) -> None:
         """Refuse a forced selector that nothing in the process offers.
@@ -412,8 +401,7 @@ class KernelRegistry:
         offered = [k for record in self.backends() for k in record.kernels]
         offered += [*own, *(spec for specs in self._specs.values() for spec in specs)]
         if not any(spec.matches(word) for spec in offered):
-            message = f"forced selector {word!r}: no kernel in this process is offered by it"
-            raise NoKernelError(message)
+            raise NoKernelError(f"forced selector {word!r}: no kernel in this process is offered by it")
 
 
 @functools.lru_cache(maxsize=1)

@@ -67,9 +67,7 @@ class Plan:
 
     def __str__(self) -> str:
         """Write one line a row."""
-        return "\n".join(
-            f"{r.op} {r.platform} {r.arch or '-'} {r.dtype or '-'}: {_won(r)}" for r in self.rows
-        )
+        return "\n".join(f"{r.op} {r.platform} {r.arch or '-'} {r.dtype or '-'}: {_won(r)}" for r in self.rows)
 
 
 def _won(row: PlanRow | None) -> str:
@@ -130,9 +128,7 @@ def op_dtypes(op: BaseFusedOp) -> tuple[str, ...]:
     return (form.dtypes(required[0]) if form and required else None) or ("",)
 
 
-def check_agreement(
-    group: Any = None, *, registry: KernelRegistry | None = None  # noqa: ANN401 - a ProcessGroup
-) -> Plan:
+def check_agreement(group: Any = None, *, registry: KernelRegistry | None = None) -> Plan:
     """Make sure that every rank of a group chooses the same kernels.
 
     Parameters

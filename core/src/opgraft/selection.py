@@ -122,9 +122,7 @@ class Selection:
             return left
         strict = self.decided_by in {"call", "force"} and winner is not None
         decided = self.decided_by if strict else _DECIDED[_step(winner)] if winner else ""
-        candidates = tuple(
-            replace(c, reason=f"wins by {decided}") if c.kernel is winner else c for c in candidates
-        )
+        candidates = tuple(replace(c, reason=f"wins by {decided}") if c.kernel is winner else c for c in candidates)
         return replace(left, winner=winner, decided_by=decided, candidates=candidates)
 
     def conditional(self) -> Selection:
@@ -140,7 +138,9 @@ class Selection:
     def table(self) -> str:
         """Write one line a candidate."""
         cells = [
-            (c.kernel, "(none)", "") if isinstance(c.kernel, str) else (c.kernel.selector, c.kernel.name, c.kernel.owner)
+            (c.kernel, "(none)", "")
+            if isinstance(c.kernel, str)
+            else (c.kernel.selector, c.kernel.name, c.kernel.owner)
             for c in self.candidates
         ]
         widths = [max((len(row[i]) for row in cells), default=0) for i in range(3)]

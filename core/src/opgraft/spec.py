@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Final, Literal
 from opgraft.errors import RegistrationError, nearest
 from opgraft.hardware import ANY, Capabilities, capability_set
 
-DTYPES: Final = frozenset(
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
-    "complex32 complex64 complex128".split()
+_DTYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu complex32 complex64 complex128"
 )
+DTYPES: Final = frozenset(_DTYPES.split())
 """The dtype names a format signature may use."""
 
 OWN: Final = "op"
@@ -32,11 +32,9 @@ _WORD = re.compile(r"[a-z][a-z0-9_]*")
 def check_op_id(op_id: str) -> str:
     """Return the id if it is ``group.name`` in lower case, without underscore in the group."""
     if not isinstance(op_id, str) or not _OP_ID.fullmatch(op_id):
-        message = (
-            f"an op id is 'group.name' in lower case, without underscore in the group, "
-            f"got {op_id!r}"
+        raise RegistrationError(
+            f"an op id is 'group.name' in lower case, without underscore in the group, got {op_id!r}"
         )
-        raise RegistrationError(message)
     return op_id
 
 
@@ -63,20 +61,17 @@ class KernelBackend(str):
     CUTE_DSL: ClassVar[KernelBackend]
     TRITON: ClassVar[KernelBackend]
 
-    def __new__(cls, name: str) -> KernelBackend:
+    def __new__(cls, name: str) -> KernelBackend:  # noqa: PYI034 - the one that was registered
         """Return the registered kernel backend of this name."""
-        known = cls._known.get(name) if isinstance(name, str) else None
-        if known is None:
-            message = f"unknown kernel backend {name!r}{nearest(str(name), cls._known)}"
-            raise RegistrationError(message)
-        return known
+        if not isinstance(name, str) or name not in cls._known:
+            raise RegistrationError(f"unknown kernel backend {name!r}{nearest(str(name), cls._known)}")
+        return cls._known[name]
 
     @classmethod
     def register(cls, name: str) -> KernelBackend:
         """Make a name known; registering it twice gives the same object."""
         if not isinstance(name, str) or not _WORD.fullmatch(name) or name in RESERVED_SELECTORS:
-            message = f"a kernel backend's name is a lower-case word, not reserved, got {name!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"a kernel backend's name is a lower-case word, not reserved, got {name!r}")
         return cls._known.setdefault(name, str.__new__(cls, name))
 
     @classmethod
@@ -104,14 +99,7 @@ RESERVED_SELECTORS: Final = frozenset({"native", "auto", "none", "all", OWN})
 for _name in ("torch", "torch_compile", "plugin", "aot", "jit", "cute_dsl", "triton"):
     setattr(KernelBackend, _name.upper(), KernelBackend.register(_name))
 
-DEFAULT_PRIORITY: Final = (
-    KernelBackend.PLUGIN,
-    KernelBackend.AOT,
-    KernelBackend.JIT,
-    KernelBackend.CUTE_DSL,
-    KernelBackend.TRITON,
-    KernelBackend.TORCH,
-)
+DEFAULT_PRIORITY: Final = tuple(map(KernelBackend, ("plugin", "aot", "jit", "cute_dsl", "triton", "torch")))
 """The order of kernel backends where an op states none."""
 
 DtypeRule = tuple[str, ...] | Mapping[str, tuple[str, ...]]
@@ -121,11 +109,9 @@ def _dtype_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     checked = (names,) if isinstance(names, str) else tuple(names)
     for name in checked:
         if name not in DTYPES:
-            message = f"{what}: unknown dtype {name!r}{nearest(str(name), DTYPES)}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"{what}: unknown dtype {name!r}{nearest(str(name), DTYPES)}")
     if not checked:
-        message = f"{what}: no dtype is listed"
-        raise RegistrationError(message)
+        raise RegistrationError(f"{what}: no dtype is listed")
     return checked
 
 
@@ -173,16 +159,13 @@ class FormatSignature:
 
     def __post_init__(self) -> None:
         """Normalise, and refuse unknown dtypes and unreadable dims."""
-        rule = dtype_rule(self.supported_dtypes, "supported_dtypes")
-        object.__setattr__(self, "supported_dtypes", rule)
+        object.__setattr__(self, "supported_dtypes", dtype_rule(self.supported_dtypes, "supported_dtypes"))
         for name in self.outputs:
             if not name.startswith("like:"):
                 _dtype_names((name,), "output_dtype")
-        for parameter, dims in self.shapes.items():
-            for dim in dims:
-                if not re.fullmatch(r"[a-z][a-z0-9_]*( \+ \d+)?", dim):
-                    message = f"shapes, {parameter}: a dim is 'name' or 'name + 1', got {dim!r}"
-                    raise RegistrationError(message)
+        for parameter, dim in ((name, dim) for name, dims in self.shapes.items() for dim in dims):
+            if not re.fullmatch(r"[a-z][a-z0-9_]*( \+ \d+)?", dim):
+                raise RegistrationError(f"shapes, {parameter}: a dim is 'name' or 'name + 1', got {dim!r}")
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -208,22 +191,10 @@ class Tolerance:
 EXACT: Final = Tolerance(rtol=0.0, atol=0.0, reason="integer results are exact")
 
 
-def load_target(target: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Resolve ``"module:attr.attr"``; a callable is itself.
-
-    Raises
-    ------
-    ImportError
-        If the module does not exist or fails to import.
-    AttributeError
-        If the module lacks the attribute.
-
-    """
-    if not isinstance(target, str):
-        return target
-    module, _, path = target.partition(":")
-    found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(module))
-    return found
+def check_priority(priority: int, whose: str) -> None:
+    """Refuse a priority that is no int."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RegistrationError(f"{whose}: priority must be an int, got {priority!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,15 +256,12 @@ class KernelSpec:
         """Normalise what an author may write in short, and refuse what cannot be meant."""
         whose = f"kernel {self.backend}/{self.kernel_backend} of {self.op!r}"
         if isinstance(self.target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.target):
-            message = f"{whose}: a target is 'module:attr', got {self.target!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"{whose}: a target is 'module:attr', got {self.target!r}")
         object.__setattr__(self, "kernel_backend", KernelBackend(self.kernel_backend))
         object.__setattr__(self, "capabilities", capability_set(self.capabilities, whose))
         if self.dtypes is not None:
             object.__setattr__(self, "dtypes", dtype_rule(self.dtypes, whose))
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            message = f"{whose}: priority must be an int, got {self.priority!r}"
-            raise RegistrationError(message)
+        check_priority(self.priority, whose)
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -333,8 +301,21 @@ class KernelSpec:
         return selector in {self.backend, str(self.kernel_backend)} and self.selector != "native"
 
     def load(self) -> Callable[..., Any]:
-        """Resolve the target."""
-        return load_target(self.target)
+        """Resolve the target: a callable is itself, ``"module:attr"`` is imported.
+
+        Raises
+        ------
+        ImportError
+            If the module does not exist or fails to import.
+        AttributeError
+            If the module lacks the attribute.
+
+        """
+        if not isinstance(self.target, str):
+            return self.target
+        module, _, path = self.target.partition(":")
+        found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(module))
+        return found
 
     def __str__(self) -> str:
         """Write the selector first, then name and owner."""
@@ -351,8 +332,7 @@ class Available:
     def __post_init__(self) -> None:
         """Refuse a count that is none."""
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            message = f"Available takes a count of at least 1, got {self.count!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"Available takes a count of at least 1, got {self.count!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +344,7 @@ class Unavailable:
     def __post_init__(self) -> None:
         """Refuse an answer without a reason."""
         if not isinstance(self.reason, str) or not self.reason.strip():
-            message = f"Unavailable takes a reason, got {self.reason!r}"
-            raise RegistrationError(message)
+            raise RegistrationError(f"Unavailable takes a reason, got {self.reason!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,18 +368,13 @@ class Backend:
 
     def __post_init__(self) -> None:
         """Refuse a nameless backend and one without platforms."""
-        if not isinstance(self.name, str) or not _WORD.fullmatch(self.name):
-            message = f"a backend's name is a lower-case word, got {self.name!r}"
-            raise RegistrationError(message)
         platforms = (self.platforms,) if isinstance(self.platforms, str) else tuple(self.platforms)
         object.__setattr__(self, "platforms", platforms)
+        for what, word in (("a backend's name", self.name), *(("a platform key", key) for key in platforms)):
+            if not isinstance(word, str) or not _WORD.fullmatch(word):
+                raise RegistrationError(f"backend {self.name!r}: {what} is a lower-case word, got {word!r}")
         if not platforms:
-            message = f"backend {self.name!r} names no platform key"
-            raise RegistrationError(message)
-        for key in platforms:
-            if not isinstance(key, str) or not _WORD.fullmatch(key):
-                message = f"backend {self.name!r}: a platform key is a lower-case word, got {key!r}"
-                raise RegistrationError(message)
+            raise RegistrationError(f"backend {self.name!r} names no platform key")
 
 
 Status = Literal["active", "inactive", "incompatible", "conflict", "denied", "quarantined"]

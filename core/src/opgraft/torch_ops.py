@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.library import Library, infer_schema
+from torch.library import infer_schema
 
 from opgraft.checked import as_outputs
-from opgraft.errors import RegistrationError
+from opgraft.errors import ArgumentValueError, RegistrationError
 
 if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.handle import Handle
 
 NAMESPACE: Final = "opgraft"
-_library: Final = Library(NAMESPACE, "FRAGMENT")
+_library: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _handles: Final[dict[str, Handle]] = {}
 _ANNOTATIONS: Final = {"Tensor": torch.Tensor, "int": int, "float": float, "bool": bool, "str": str}
 
@@ -71,7 +71,7 @@ def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> str:
     return infer_schema(prototype, mutates_args=(*taken, *op.mutates))
 
 
-def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:  # noqa: ANN401 - a type
+def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:
     if parameter.name == "backend":
         return str | None
     if not isinstance(parameter.annotation, str) and parameter.annotation is not parameter.empty:
@@ -79,8 +79,7 @@ def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:  # noqa: 
     words = [word.strip().removeprefix("torch.") for word in str(parameter.annotation).split("|")]
     found = [_ANNOTATIONS.get(word) for word in words if word != "None"]
     if len(found) != 1 or found[0] is None:
-        message = f"{op.label}: {parameter} has an annotation that torch cannot express"
-        raise RegistrationError(message)
+        raise RegistrationError(f"{op.label}: {parameter} has an annotation that torch cannot express")
     return found[0] | None if "None" in words else found[0]
 
 
@@ -94,15 +93,15 @@ def _fresh(op: BaseFusedOp, taken: tuple[str, ...]) -> list[int]:
 def _define(op: BaseFusedOp, overload: str, name: str, taken: tuple[str, ...], schema: str) -> None:
     fresh = _fresh(op, taken)
 
-    def delivered(result: Any) -> Any:  # noqa: ANN401 - one tensor, several or none
+    def delivered(result: Any) -> Any:
         kept = tuple(as_outputs(result)[index] for index in fresh)
         return kept[0] if len(kept) == 1 else kept or None
 
-    def real(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+    def real(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         current = _handles[name].op
         return delivered(current.dispatcher.call(current.arguments().bind(*args, **kwargs), backend, routed=True))
 
-    def fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+    def fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         del backend
         current = _handles[name].op
         values = current.arguments().bind(*args, **kwargs)
@@ -126,27 +125,20 @@ def _has_floats(op: BaseFusedOp) -> bool:
 def _differentiate(name: str) -> None:
     """Differentiate a float op's operator through native."""
 
-    def setup_context(
-        ctx: Any,  # noqa: ANN401 - torch's
-        inputs: tuple[Any, ...],
-        keyword_only_inputs: dict[str, Any],
-        output: Any,  # noqa: ANN401
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
         del output
         ctx.places = [i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
         ctx.save_for_backward(*(inputs[i] for i in ctx.places))
         ctx.others = [None if i in ctx.places else one for i, one in enumerate(inputs)]
         ctx.keywords = {k: v for k, v in keyword_only_inputs.items() if k != "backend"}
 
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Any) -> Any:
         values = list(ctx.others)
         for place, one in zip(ctx.places, ctx.saved_tensors, strict=True):
             values[place] = one.detach().requires_grad_(one.is_floating_point() or one.is_complex())
         with torch.enable_grad():
             outputs = as_outputs(_handles[name].op.forward_native(*values, **ctx.keywords))
-        flowing = [
-            (o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad
-        ]
+        flowing = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
         leaves = [i for i in ctx.places if values[i].requires_grad]
         wanted = [values[i] for i in leaves]
         found = torch.autograd.grad([o for o, _ in flowing], wanted, [g for _, g in flowing], allow_unused=True)
@@ -156,14 +148,18 @@ def _differentiate(name: str) -> None:
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library)
 
 
-def _traced(op: BaseFusedOp, packet: Any) -> Callable[..., Any]:  # noqa: ANN401 - an OpOverloadPacket
+def _no_buffer(name: str, **_: Any) -> torch.Tensor:
+    raise ArgumentValueError(f"{name} must be given inside a graph, since another buffer is")
+
+
+def _traced(op: BaseFusedOp, packet: Any) -> Callable[..., Any]:
     """Make what stands for the op inside a graph: a call of its operator."""
     arguments = op.arguments()
     bind, names, buffers = arguments.bind, arguments.names, tuple(arguments.writes.items())
     outputs = len(op.format_signature.outputs or (0,)) if op.format_signature else 1
-    fresh_buffer = getattr(op, "fresh_buffer", None)
+    fresh_buffer: Callable[..., torch.Tensor] = getattr(op, "fresh_buffer", _no_buffer)
 
-    def traced(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:  # noqa: ANN401
+    def traced(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         given = dict(zip(names, bind(*args, **kwargs), strict=True))
         taken = {name: given.pop(name) for name, _ in buffers}
         if all(one is None for one in taken.values()):

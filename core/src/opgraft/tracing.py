@@ -71,9 +71,7 @@ class Trace:
         """Count calls per (op, kernel, tensors), the most frequent first."""
         with self._lock:
             counts = self._counts.most_common()
-        return [
-            {**asdict(record), "tensors": list(record.tensors), "calls": n} for record, n in counts
-        ]
+        return [{**asdict(record), "tensors": list(record.tensors), "calls": n} for record, n in counts]
 
     def to_json(self) -> str:
         """Write the summary as JSON."""

@@ -49,6 +49,7 @@ def __getattr__(name: str) -> Group:
     if not name.startswith("_") and any(
         op_id.startswith(f"{name}.") for op_id in default_registry().ops()
     ):
-        return globals().setdefault(name, Group(name))
+        group = globals()[name] = Group(name)
+        return group
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

@@ -102,7 +102,7 @@ class ExtendPositions(BaseFusedOp):
     ) -> None:
         """Refuse prefixes for other requests, and a total that does not fit."""
         prefixes, batch = prefix_lens.shape[0], extend_lens.shape[0]
-        if prefixes not in {0, batch}:
+        if prefixes != 0 and prefixes != batch:  # noqa: PLR1714 - a symbolic size has no hash
             message = (
                 f"{self.op}: prefix_lens must have {batch} entries, as extend_lens has, or none, "
                 f"got {prefixes}"

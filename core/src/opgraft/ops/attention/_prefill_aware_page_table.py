@@ -163,6 +163,12 @@ class PrefillAwarePageTable(BaseFusedOp):
         table = torch.where(places < counts[:, None], slots.to(torch.int32), behind)
         return deliver(table, torch.int32, out), deliver(counts, torch.int32, out_lens)
 
+    def fresh_buffer(self, name: str, *, req_pool_indices: Tensor, max_kv: int | None, **_: object) -> Tensor:
+        """Make the buffer that a caller left out who gave the other one."""
+        batch = req_pool_indices.shape[0]
+        shape = (batch,) if name == "out_lens" or max_kv is None else (batch, max_kv)
+        return req_pool_indices.new_zeros(shape, dtype=torch.int32)
+
     def validate(
         self,
         req_to_token: Tensor,
