@@ -244,7 +244,7 @@ class KernelSpec:
     capabilities: Capabilities = frozenset({ANY})
     priority: int = 50
     rejects: Callable[..., str | None] | None = None
-    dtypes: DtypeRule | None = None
+    dtypes: DtypeRule | None = field(default=None, hash=False)  # a mapping has no hash
     differentiable: bool = False
     declared: bool = True
     leaves_out: frozenset[str] = frozenset()
