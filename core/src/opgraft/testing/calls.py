@@ -44,7 +44,7 @@ LARGE_SIZES: Final = (2**20 + 3,)
 LARGER_SIZES: Final = (2**22 + 1, 2**24 + 5)
 """More than any block, grid row or 16-bit count; the second only where time does not matter."""
 
-_COMBINATIONS: Final = 64
+_COMBINATIONS: Final = 16
 _FURTHER_DIM: Final = 8
 
 

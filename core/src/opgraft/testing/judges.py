@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opgraft.spec import EXACT, Tolerance
+from opgraft.testing.layouts import writes
 
 if TYPE_CHECKING:
     from opgraft.testing.layouts import Placed
@@ -234,6 +235,10 @@ def changed_inputs(seen: Observation) -> str | None:
         fault = _memory(placed, placed.before)
         if fault:
             return f"{name} was changed: {fault}"
+        if writes(placed.tensor) != placed.version:
+            return f"{name} was written to, even if its values are what they were"
+        if placed.tensor.requires_grad:
+            return f"{name} now requires a gradient"
     return None
 
 

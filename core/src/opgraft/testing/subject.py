@@ -14,13 +14,13 @@ from torch import Tensor
 from opgraft.errors import ArgumentTypeError, ArgumentValueError, NoKernelError, NotSupported
 from opgraft.testing.calls import VALUES, Call, Material
 from opgraft.testing.faults import Declined, NotApplicable, Violation
-from opgraft.testing.layouts import PLAIN, Placed, other_values, place
+from opgraft.testing.layouts import PLAIN, Placed, place
 
 if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.spec import KernelSpec
 
-__all__ = ["Observation", "Reference", "Subject"]
+__all__ = ["DIRECT", "HANDLE", "Judge", "Observation", "Reference", "Subject", "canary"]
 
 Function = Callable[..., Any]
 Judge = Callable[["Observation"], "str | None"]
@@ -31,7 +31,7 @@ _KEPT_REFERENCES: Final = 512
 _KEPT_ELEMENTS: Final = 2**14
 _SHRINK_SECONDS: Final = 2.0
 _SHOWN: Final = 12
-_ALL_SECONDS: Final = 18.0
+_AT_LEAST: Final = 16
 _THOROUGH: Final = 20
 
 
@@ -150,26 +150,25 @@ class Subject:
         self.seed = seed
         self.material = Material(op, kernel.dtypes)
         self.notes: list[str] = []
+        self.surveys: dict[str, object] = {}
+        self.at_least = _AT_LEAST
         self._deadline = float("inf")
-        self._left = _ALL_SECONDS
         self._begun = 0.0
+        self._arguments: dict[Call, dict[str, Any]] = {}
         self._references: dict[Call, Reference] = {}
         self._invalid: set[Call] = set()
 
     # -- time ----------------------------------------------------------------------------------
 
     def begin(self, seconds: float) -> None:
-        """Start a rule that may take so long, within what all rules together may take."""
+        """Start a rule that may take so long; it runs a few calls in any case."""
         self.notes = []
         self._begun = time.perf_counter()
-        allowed = seconds * _THOROUGH if self.thorough else min(seconds, self._left / 4)
-        self._deadline = self._begun + allowed
+        self._deadline = self._begun + (seconds * _THOROUGH if self.thorough else seconds)
 
     def end(self) -> float:
         """End the rule and give the seconds it took."""
-        taken = time.perf_counter() - self._begun
-        self._left = max(0.0, self._left - taken)
-        return taken
+        return time.perf_counter() - self._begun
 
     @property
     def out_of_time(self) -> bool:
@@ -220,7 +219,7 @@ class Subject:
             If a tensor has no such layout, or the kernel does not take such arguments.
 
         """
-        values = self.material.arguments(call)
+        values = dict(self._values(call))
         layouts = dict(call.layouts)
         for name, layout in call.buffers:
             if name not in values:
@@ -244,6 +243,19 @@ class Subject:
             placed[name] = found
             arguments[name] = found.tensor
         return arguments, placed
+
+    def _values(self, call: Call) -> dict[str, Any]:
+        """Make the values of a call, kept where they are small: they are copied when placed."""
+        recipe = call.but(layouts=(), buffers=(), by_keyword=False)
+        known = self._arguments.get(recipe)
+        if known is None:
+            known = self.material.arguments(recipe)
+            tensors = [value for value in known.values() if isinstance(value, Tensor)]
+            if sum(one.numel() for one in tensors) < _KEPT_ELEMENTS:
+                if len(self._arguments) >= _KEPT_REFERENCES:
+                    self._arguments.clear()
+                self._arguments[recipe] = known
+        return known
 
     def _place(
         self, value: Tensor, name: str, layout: str, device: torch.device
@@ -387,7 +399,7 @@ class Subject:
         wanted = tuple(self.routes) if routes is None else tuple(routes)
         ran, why = 0, "the op has no such call"
         for call in calls:
-            if ran and self.out_of_time:
+            if ran >= self.at_least and self.out_of_time:
                 self.notes.append(f"stopped at its time limit after {ran} calls")
                 break
             for route in wanted:
@@ -398,7 +410,7 @@ class Subject:
                     break
                 ran += 1
                 if fault is not None:
-                    raise self._smallest(call, route, judge, fault)
+                    raise self.smallest(call, route, judge, fault)
         if not ran:
             raise NotApplicable(why)
 
@@ -411,7 +423,8 @@ class Subject:
             return violation
         return None if what is None else Violation(what, self.show(call), route)
 
-    def _smallest(self, call: Call, route: str, judge: Judge, fault: Violation) -> Violation:
+    def smallest(self, call: Call, route: str, judge: Judge, fault: Violation) -> Violation:
+        """Look for a simpler call that the same judge finds wrong, and give the fault of that."""
         until = time.perf_counter() + _SHRINK_SECONDS
         shrinking = True
         while shrinking:
@@ -477,6 +490,3 @@ def _told(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-__all__ += ["DIRECT", "HANDLE", "canary", "other_values"]

@@ -16,6 +16,13 @@ from opgraft.testing.groups import buffered, sizes
 from opgraft.testing.layouts import OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import HANDLE, Subject
+from opgraft.testing.survey import (
+    BUFFERED,
+    EDGES,
+    buffer_values_plain,
+    buffer_values_strided,
+    surveyed,
+)
 
 
 def _require_buffers(subject: Subject) -> None:
@@ -25,64 +32,42 @@ def _require_buffers(subject: Subject) -> None:
         raise NotApplicable("the kernel leaves the op's buffers out")
 
 
-def _with_buffer(subject: Subject) -> Iterator[Call]:
-    writes = subject.material.writes
-    for combination in subject.material.combinations[:2]:
-        for call in subject.material.edges(combination):
-            if writes.keys() & subject.material.arguments(call).keys():
-                yield call
-
-
-@rule()
+@rule(seconds=2.0)
 def buffer_is_returned(subject: Subject) -> None:
     """A caller's buffer is returned as the very object that was passed, shape and strides kept."""
     _require_buffers(subject)
-    subject.every(buffered(subject, (0, 1, 33)), judges.buffer_identity)
+    surveyed(subject, BUFFERED, judges.buffer_identity)
 
 
-@rule()
+@rule(seconds=2.0)
 def buffer_is_filled(subject: Subject) -> None:
     """A caller's buffer holds what native would have written into it."""
     _require_buffers(subject)
-    subject.every(buffered(subject, layouts=(PLAIN,)), judges.buffer_values)
-    subject.every(
-        (
-            Call(size=size, seed=8, dtypes=combination, buffers=((name, PLAIN),))
-            for size in (2**16 + 1, 2**17 + 3)
-            for combination in subject.material.combinations[:2]
-            for name in subject.material.writes
-        ),
-        judges.buffer_values,
-    )
+    surveyed(subject, BUFFERED, buffer_values_plain)
+    subject.every(buffered(subject, (33, 1, 5), (PLAIN,)), judges.buffer_values)
 
 
-@rule(seconds=1.5)
+@rule(seconds=2.0)
 def buffer_of_any_stride(subject: Subject) -> None:
     """A buffer that is sliced, stepped, transposed or misaligned is filled all the same."""
     _require_buffers(subject)
-    subject.every(buffered(subject, layouts=OUTPUT_LAYOUTS), judges.buffer_values)
+    surveyed(subject, BUFFERED, buffer_values_strided)
+    subject.every(buffered(subject, (33,), OUTPUT_LAYOUTS), judges.buffer_values)
 
 
-@rule(seconds=1.5)
+@rule(seconds=2.0)
 def memory_around_a_buffer_is_kept(subject: Subject) -> None:
     """Nothing is written before, after or between the elements of a caller's buffer."""
     _require_buffers(subject)
-    subject.every(buffered(subject, layouts=OUTPUT_LAYOUTS), judges.surroundings)
+    surveyed(subject, BUFFERED, judges.surroundings)
 
 
-@rule(seconds=1.5)
+@rule(seconds=2.0)
 def buffer_edge_cases(subject: Subject) -> None:
     """The buffer is right, returned and guarded in the edge cases that the op lists."""
     _require_buffers(subject)
-
-    def calls() -> Iterator[Call]:
-        for call in _with_buffer(subject):
-            yield call
-            for name in subject.material.writes.keys() & subject.material.arguments(call).keys():
-                yield call.but(layouts=((name, OUTPUT_LAYOUTS[0]),))
-                yield call.but(layouts=((name, OUTPUT_LAYOUTS[3]),))
-
-    subject.every(calls(), judges.everything)
+    for judge in (judges.buffer_identity, judges.buffer_values, judges.surroundings):
+        surveyed(subject, EDGES, judge)
 
 
 @rule()

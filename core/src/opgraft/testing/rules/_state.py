@@ -18,7 +18,7 @@ from torch import Tensor
 from opgraft.testing import ambient, judges
 from opgraft.testing.calls import Call
 from opgraft.testing.faults import Declined, NotApplicable, Violation
-from opgraft.testing.groups import broad, buffered, every_combination, sizes
+from opgraft.testing.groups import broad, buffered, sizes
 from opgraft.testing.layouts import OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import DIRECT, Observation, Reference, Subject
@@ -40,7 +40,7 @@ def process_state_is_kept(subject: Subject) -> None:
     before = ambient.lasting()
     ran = _attempt(subject, call)
     _compare(subject, call, ambient.changed(before, ambient.lasting()))
-    for call in broad(subject):  # noqa: B020 - the first call is told apart above
+    for call in itertools.islice(broad(subject), 40):  # noqa: B020 - the first is told apart
         if subject.out_of_time:
             break
         steady = ambient.snapshot()
@@ -67,7 +67,9 @@ def _compare(subject: Subject, call: Call, names: list[str]) -> None:
 def circumstances_do_not_matter(subject: Subject) -> None:
     """Default dtype and device, grad modes, autocast, filled memory, threads, folder: no matter."""
     calls = [*sizes(subject, (0, 5, 1031)), *buffered(subject, (33,), (PLAIN, OUTPUT_LAYOUTS[0]))]
-    for call in calls[:12]:
+    for call in calls[:8]:
+        if subject.out_of_time:
+            break
         for name, circumstance in ambient.CIRCUMSTANCES.items():
             _under(subject, call, name, circumstance)
         _in_event_loop(subject, call)
@@ -164,8 +166,9 @@ def same_input_same_result(subject: Subject) -> None:
     """Twenty runs of a call give the same bits, where the op is declared deterministic."""
     if not subject.op.deterministic:
         raise NotApplicable("the op is not declared deterministic")
-    calls = [*every_combination(subject, 1031)][:8]
-    calls += [*sizes(subject, (2**16 + 1,)), *buffered(subject, (1031,), OUTPUT_LAYOUTS[:1])][:3]
+    calls = [*sizes(subject, (1031, 2**14 + 1))][:3]
+    calls += [*buffered(subject, (1031,), OUTPUT_LAYOUTS[:1])][:1]
+    calls += [*sizes(subject, (2**16 + 1, 33))][:3]
     why, ran = "the op has no such call", False
     for call in calls:
         if ran and subject.out_of_time:
@@ -173,7 +176,8 @@ def same_input_same_result(subject: Subject) -> None:
             break
         try:
             first = _bits(subject.observe(call, DIRECT))
-            again = (_bits(subject.observe(call, DIRECT)) for _ in range(_RUNS - 1))
+            reference = subject.reference(call)
+            again = (_bits(subject.observe(call, DIRECT, reference)) for _ in range(_RUNS - 1))
             different = [number for number, bits in enumerate(again, 2) if bits != first]
         except (Declined, NotApplicable) as reason:
             why = str(reason)

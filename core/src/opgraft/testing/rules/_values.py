@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -21,8 +22,9 @@ from opgraft.testing.groups import (
 from opgraft.testing.layouts import INPUT_LAYOUTS, OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import Subject
+from opgraft.testing.survey import EDGES, surveyed
 
-_LARGE_SECONDS: Final = 2.5
+_LARGE_SECONDS: Final = 0.8
 _ELEMENTWISE: Final = "the op does not work element by element; its own edge cases are tried"
 
 
@@ -35,7 +37,7 @@ def every_declared_dtype(subject: Subject) -> None:
         subject.every(every_combination(subject, size), judges.values)
 
 
-@rule(seconds=2.5)
+@rule(seconds=2.0)
 def every_size(subject: Subject) -> None:
     """The values are native's at every size: small, around powers of two, at block edges."""
     subject.every(boundaries(subject), judges.values)
@@ -62,7 +64,9 @@ def empty_input(subject: Subject) -> None:
 @rule(seconds=2.0)
 def edge_cases(subject: Subject) -> None:
     """The values are native's in every edge case that the op lists."""
-    subject.every(edges(subject), judges.values)
+    for judge in (judges.values, judges.dtype, judges.shape):
+        surveyed(subject, EDGES, judge)
+    subject.every(itertools.islice(edges(subject), 24), judges.values)
 
 
 @rule()
@@ -80,7 +84,7 @@ def extreme_values(subject: Subject) -> None:
     subject.every(calls(), judges.values)
 
 
-@rule(seconds=1.5)
+@rule(seconds=1.0)
 def every_small_number(subject: Subject) -> None:
     """The values are native's for every whole number around zero, and around each power of two."""
     if not subject.material.is_elementwise:
@@ -100,7 +104,7 @@ def every_small_number(subject: Subject) -> None:
     subject.every(calls(), judges.values)
 
 
-@rule(seconds=6.0)
+@rule(seconds=3.0)
 def large_input(subject: Subject) -> None:
     """The values are native's for more than 2**20 elements (2**24 with --thorough)."""
     wanted = (*LARGE_SIZES, *LARGER_SIZES) if subject.thorough else LARGE_SIZES
@@ -137,7 +141,7 @@ def _affordable(subject: Subject, size: int) -> bool:
     return subject.thorough or taken * size / trial < _LARGE_SECONDS
 
 
-@rule(seconds=2.5)
+@rule(seconds=1.5)
 def strided_input(subject: Subject) -> None:
     """The values are native's for sliced, stepped, transposed and misaligned inputs."""
     subject.every(strided(subject), judges.values)
