@@ -7,7 +7,9 @@ keeps the last choice.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from opgraft.arguments import Values, dtype_name, tensors_of
 from opgraft.checked import check_result
-from opgraft.errors import NoKernelError, NotSupported, PluginError, add_note
+from opgraft.errors import NoKernelError, NotSupported, OpgraftError, PluginError, UnknownSelectorError, add_note
 from opgraft.kernel_registry import LOGGER
 from opgraft.selection import CallFacts, Selection, select
 from opgraft.spec import OWN, KernelBackend, KernelSpec
@@ -203,23 +205,44 @@ class Dispatcher:
         record = TraceRecord(op=self.op.label, kernel=spec.label, tensors=tensors)
         for trace in self.registry.traces or (self.registry.process_trace,):
             trace.add(record)
+        if not self.registry.traces and self.registry.tell_once("trace"):
+            atexit.register(lambda: sys.stderr.write(f"{self.registry.process_trace}\n"))
 
     # Choosing.
 
     def _choose(self, values: Values, selector: str | None, policy: Policy) -> Choice:
         self.arguments.check_format(values)
+        self._refuse_capture(values)
         self.registry.usable()
         own = self.op.own_kernels()
-        if selector is not None:
-            self.registry.check_selector(selector, own)
-        elif policy.force is not None:
-            self.registry.check_force(policy.force, [*own, *self.op.kernels_of_all_classes()])
+        self._check_words(selector, policy, own)
         selection = self.select(self._facts(values), self._describe(values), policy, selector)
         if selection.unforced:
             self._tell_unforced(selection, policy)
         if selection.winner is None:
             raise self._no_kernel(selection, selector)
         return Choice(selection, tuple(self.runner(spec) for spec in selection.runners))
+
+    def _refuse_capture(self, values: Values) -> None:
+        """Choose nothing, and so import and compile nothing, while a CUDA graph is being captured."""
+        on_cuda = any(one.is_cuda for _, one in self.arguments.tensors(values))
+        if on_cuda and torch.cuda.is_current_stream_capturing():
+            raise OpgraftError(
+                f"{self.op.label} is used for the first time inside graph capture; call "
+                f"opgraft.warmup({self.op.label!r}, ...) with such arguments before capturing"
+            )
+
+    def _check_words(self, selector: str | None, policy: Policy, own: tuple[KernelSpec, ...]) -> None:
+        """Refuse a selector that nobody knows; in an order it is only told, since a cluster shares the file."""
+        registry = self.registry
+        if selector is not None and (unknown := registry.unknown_selector(selector, own)):
+            raise UnknownSelectorError(unknown)
+        if selector is None and policy.force is not None:
+            registry.check_force(policy.force, [*own, *self.op.kernels_of_all_classes()])
+        for word in policy.selectors_for(self.op.label):
+            unknown = registry.unknown_selector(word, own)
+            if unknown and registry.tell_once("order", word):
+                LOGGER.warning("%s, in the order set by %s", unknown, policy.sources.get("order"))
 
     def select(
         self, facts: CallFacts, call: str, policy: Policy, selector: str | None = None, *, hardware: bool = True
@@ -249,8 +272,7 @@ class Dispatcher:
         self.arguments.check_format(values)
         selector = self.op.pinned if selector is None else selector
         policy = self.registry.policy.current()
-        if selector is not None:
-            self.registry.check_selector(selector, self.op.own_kernels())
+        self._check_words(selector, policy, self.op.own_kernels())
         selection = self.select(self._facts(values), self._describe(values), policy, selector)
         args, kwargs = self.checked(values)
         refusals = {spec: self.runner(spec).refusal(args, kwargs) for spec in selection.runners}

@@ -232,13 +232,15 @@ class KernelRegistry:
     def register_oot(self, op_or_class: str | type, function: Callable[..., Any], platform: str) -> None:
         """Register a forward for a platform key; see :func:`opgraft.register_oot_forward`."""
         target = check_op_id(op_or_class) if isinstance(op_or_class, str) else op_or_class
-        if not callable(function) or not isinstance(target, (str, type)):
+        if not callable(function) or not isinstance(target, (str, type)) or not isinstance(platform, str):
             raise RegistrationError(
                 f"register_oot_forward takes an op id or a class, and a function, got {target!r}, {function!r}"
             )
         former = self._oot.get((target, platform), function)
         self._oot[target, platform] = function
         self.changed()
+        if self._found is not None:
+            self._tell_orphans()
         if former is not function:
             name = target if isinstance(target, str) else target.__name__
             message = f"out-of-tree forward of {name} on {platform}: {function} replaces {former}"
@@ -301,7 +303,13 @@ class KernelRegistry:
         for op_class in found.ops:
             op_class.publish(self)
         self._plugin_ops = frozenset(op_class.op for op_class in found.ops)
+        self._tell_orphans()
         return found
+
+    def _tell_orphans(self) -> None:
+        for op_id in sorted({str(one) for one, _ in self._oot if one not in self._handles and isinstance(one, str)}):
+            if self.tell_once("orphan", op_id):
+                LOGGER.warning("out-of-tree forward for an unknown op %r%s", op_id, nearest(op_id, self._handles))
 
     def tell_once(self, *key: str) -> bool:
         """Say whether this is the first time that ``key`` is told."""
@@ -366,22 +374,15 @@ class KernelRegistry:
 
     # Selectors.
 
-    def check_selector(self, word: str, own: Iterable[KernelSpec]) -> None:
-        """Refuse a selector that nobody knows.
-
-        Raises
-        ------
-        UnknownSelectorError
-            With the nearest words.
-
-        """
+    def unknown_selector(self, word: str, own: Iterable[KernelSpec]) -> str:
+        """Say what is wrong with a selector that nobody knows; empty where somebody does."""
         names = {record.name for record in self.backends()} | {OWN, "native"}
         names |= {spec.backend for specs in self._specs.values() for spec in specs}
         built = set(KernelBackend.names())
         first, slash, second = word.partition("/")
-        platforms = {spec.platform for spec in own}
-        if (first not in names or second not in built | platforms) if slash else word not in names | built:
-            raise UnknownSelectorError(f"unknown selector {word!r}{nearest(word, names | built)}")
+        if word in names | built or (slash and first in names and second in built | {spec.platform for spec in own}):
+            return ""
+        return f"unknown selector {word!r}{nearest(word, names | built)}"
 
     def check_force(self, word: str, own: Iterable[KernelSpec]) -> None:
         """Refuse a forced selector that nothing in the process offers.
@@ -394,7 +395,8 @@ class KernelRegistry:
             If it is known and nothing offers it, with the reason.
 
         """
-        self.check_selector(word, own)
+        if unknown := self.unknown_selector(word, own):
+            raise UnknownSelectorError(unknown)
         for record in self.backends():
             if record.name == word.partition("/")[0] and record.status != "active":
                 raise NoKernelError(f"{record.described}, and it is forced") from record.error
