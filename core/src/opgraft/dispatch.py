@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -67,6 +67,12 @@ class Choice:
     kept: tuple[Callable[..., bool], Callable[..., Any]] | None = None
 
 
+_Choices = dict[Any, Choice]
+_Held = tuple[int, "Policy | None", _Choices, "weakref.WeakKeyDictionary[Policy, _Choices]"]
+"""Generation of the registry, policy, what is known under it, and what under every policy; one value, so that
+a thread that reads it never pairs one policy with the choices of another."""
+
+
 class Dispatcher:
     """One op's way from a call to a kernel.
 
@@ -84,10 +90,7 @@ class Dispatcher:
         self.registry = registry
         self.arguments = op.arguments()
         self.validate: Callable[..., None] | None = getattr(op, "validate", None)
-        self._generation = -1
-        self._policy: Policy | None = None
-        self._known: dict[Any, Choice] = {}
-        self._by_policy: weakref.WeakKeyDictionary[Policy, dict[Any, Choice]] = weakref.WeakKeyDictionary()
+        self._held: _Held = -1, None, {}, weakref.WeakKeyDictionary()
 
     def call(self, values: Values, selector: str | None = None, *, routed: bool = False) -> Any:
         """Run the best kernel for these values.
@@ -110,14 +113,12 @@ class Dispatcher:
 
     def choice(self, key: tuple[Any, ...], values: Values, policy: Policy, selector: str | None) -> Choice:
         """Look the choice for a key up, or walk the ladder for it."""
-        if self._generation != self.registry.generation:
-            self._generation = self.registry.generation
-            self._by_policy = weakref.WeakKeyDictionary()
-            self._policy = None
-        if policy is not self._policy:
-            self._known = self._by_policy.setdefault(policy, {})
-            self._policy = policy
-        known = self._known
+        generation, held = self.registry.generation, self._held
+        if held[0] != generation:
+            held = generation, None, {}, weakref.WeakKeyDictionary()
+        if held[1] is not policy:
+            held = self._held = generation, policy, held[3].setdefault(policy, {}), held[3]
+        known = held[2]
         selector = self.op.pinned if selector is None or selector == "auto" else selector
         found = known.get((selector, key))
         if found is None:
@@ -166,6 +167,8 @@ class Dispatcher:
             if reason is not None:
                 refusals[runner.spec] = reason
                 continue
+            if refusals:
+                self._tell_unforced(choice.selection.without(refusals), policy)
             try:
                 result = runner.kernel(*args, **kwargs)
             except NotSupported as error:
@@ -180,7 +183,8 @@ class Dispatcher:
             if policy.trace or self.registry.traces:
                 self._record(runner.spec, values)
             return result
-        raise self._no_kernel(choice.selection.without(refusals), selector)
+        told = replace(choice.selection.without(refusals), call=self._describe(values))
+        raise self._no_kernel(told, selector)
 
     def checked(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
         """Check shapes and what the op itself validates; give the values as a call."""
@@ -196,9 +200,9 @@ class Dispatcher:
 
     def blame(self, error: BaseException, kernel: Callable[..., Any]) -> None:
         """Do the same for a kernel that a handle kept."""
-        runners = (runner for choice in list(self._known.values()) for runner in choice.runners)
-        for spec in (runner.spec for runner in runners if runner.kernel is kernel):
-            self.note(error, spec)
+        choices = [choice for known in self._held[3].values() for choice in list(known.values())]
+        for runner in (runner for choice in choices for runner in choice.runners if runner.kernel is kernel):
+            self.note(error, runner.spec)
 
     def _record(self, spec: KernelSpec, values: Values) -> None:
         tensors = tuple(f"{one.dtype}{list(one.shape)}" for _, one in self.arguments.tensors(values))
@@ -217,10 +221,9 @@ class Dispatcher:
         own = self.op.own_kernels()
         self._check_words(selector, policy, own)
         selection = self.select(self._facts(values), self._describe(values), policy, selector)
-        if selection.unforced:
-            self._tell_unforced(selection, policy)
         if selection.winner is None:
             raise self._no_kernel(selection, selector)
+        self._tell_unforced(selection, policy)
         return Choice(selection, tuple(self.runner(spec) for spec in selection.runners))
 
     def _refuse_capture(self, values: Values) -> None:
@@ -321,6 +324,8 @@ class Dispatcher:
 
     def _tell_unforced(self, selection: Selection, policy: Policy) -> None:
         word, label = selection.unforced, self.op.label
+        if not word:
+            return
         message = f"{label} has no kernel for the forced selector {word!r} ({policy.sources.get('force')})"
         if policy.strict:
             raise NoKernelError(f"strict: {message}\n{selection.table()}")

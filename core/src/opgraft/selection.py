@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from opgraft.hardware import CHAINS, IN_TREE, unmet
 from opgraft.spec import BackendRecord, KernelBackend, KernelSpec, dtypes_of
@@ -71,12 +71,15 @@ class Candidate:
         Whether it could run this call.
     reason
         Why it could not, or why another one is preferred; for the winner, why it won.
+    by
+        What would decide for it.
 
     """
 
     kernel: KernelSpec | str
     accepted: bool
     reason: str
+    by: DecidedBy = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +96,8 @@ class Selection:
         The step of the ladder that decided.
     candidates
         Every candidate.
-    unforced
-        The forced selector that this op could not honour; empty otherwise.
+    forced
+        The selector that is forced; empty where none is, or the call names its own.
 
     """
 
@@ -103,7 +106,12 @@ class Selection:
     winner: KernelSpec | None
     decided_by: DecidedBy
     candidates: tuple[Candidate, ...]
-    unforced: str = ""
+    forced: str = ""
+
+    @property
+    def unforced(self) -> str:
+        """The forced selector that this call could not honour; empty otherwise."""
+        return "" if self.decided_by == "force" else self.forced
 
     @property
     def runners(self) -> tuple[KernelSpec, ...]:
@@ -112,18 +120,11 @@ class Selection:
 
     def without(self, refusals: Mapping[KernelSpec | str, str]) -> Selection:
         """Take out the kernels that refused this very call, each with its reason."""
-        candidates = tuple(
+        candidates = [
             replace(c, accepted=False, reason=f"rejected: {refusals[c.kernel]}") if c.kernel in refusals else c
             for c in self.candidates
-        )
-        left = replace(self, candidates=candidates)
-        winner = left.runners[0] if left.runners else None
-        if winner is self.winner:
-            return left
-        strict = self.decided_by in {"call", "force"} and winner is not None
-        decided = self.decided_by if strict else _DECIDED[_step(winner)] if winner else ""
-        candidates = tuple(replace(c, reason=f"wins by {decided}") if c.kernel is winner else c for c in candidates)
-        return replace(left, winner=winner, decided_by=decided, candidates=candidates)
+        ]
+        return _concluded(self.op, self.call, self.forced, candidates)
 
     def conditional(self) -> Selection:
         """Mark the accepted kernels that would be asked per call."""
@@ -193,45 +194,41 @@ def select(
 
     """
     order = policy.selectors_for(op)
-    strict = policy.force if selector is None else selector
-    judged: list[tuple[KernelSpec, str | None]] = []
+    forced = policy.force or "" if selector is None else ""
+    candidates: list[Candidate] = []
     ended = False
-    for kernel in sorted(kernels, key=lambda kernel: _rank(kernel, priority, order)):
+    for kernel in sorted(kernels, key=lambda kernel: _rank(kernel, priority, order, forced)):
         listed = _place(kernel, order) < len(order)
         reason = _unfit(kernel, facts, native_supported=native_supported)
         if reason is None and selector is None:
             reason = policy.denied(kernel)
-        if reason is None and not (strict and kernel.matches(strict)):
-            reason = _unasked(kernel, listed=listed, ended=ended)
-        judged.append((kernel, reason))
+        by: DecidedBy = "order" if listed and _step(kernel) >= Step.KERNEL else _DECIDED[_step(kernel)]
+        if selector is not None:
+            by = "call"
+            reason = reason or (None if kernel.matches(selector) else f"not named by {selector!r}")
+        elif kernel.matches(forced):
+            by = "force"
+        else:
+            reason = reason or _unasked(kernel, listed=listed, ended=ended)
+        candidates.append(Candidate(kernel=kernel, accepted=reason is None, reason=reason or "", by=by))
         ended = ended or (listed and kernel.selector == "native")
-    honoured = strict is not None and any(reason is None and kernel.matches(strict) for kernel, reason in judged)
-    if strict is not None and (honoured or selector is not None):
-        judged = [(k, reason if reason or k.matches(strict) else f"not named by {strict!r}") for k, reason in judged]
-    winner = next((kernel for kernel, reason in judged if reason is None), None)
-    decided: DecidedBy = ""
-    if winner is not None:
-        by_order = _step(winner) >= Step.KERNEL and _place(winner, order) < len(order)
-        decided = "order" if by_order else _DECIDED[_step(winner)]
-        decided = "call" if selector is not None else "force" if honoured else decided
-    won = {None: f"ranks after {winner}"} | ({winner: f"wins by {decided}"} if winner else {})
-    offered = [
-        Candidate(kernel=kernel, accepted=reason is None, reason=reason or won.get(kernel) or won[None])
-        for kernel, reason in judged
-    ]
-    absent = [
+    candidates += [
         Candidate(kernel=record.name, accepted=False, reason=f"{record.status}: {record.reason}")
         for record in records
         if record.status != "active"
     ]
-    return Selection(
-        op=op,
-        call=call,
-        winner=winner,
-        decided_by=decided,
-        candidates=(*offered, *absent),
-        unforced="" if strict is None or honoured or selector is not None else strict,
+    return _concluded(op, call, forced, candidates)
+
+
+def _concluded(op: str, call: str, forced: str, candidates: Sequence[Candidate]) -> Selection:
+    """Name the first kernel that is accepted the winner."""
+    won = next((c for c in candidates if c.accepted), None)
+    told = (
+        replace(c, reason=f"wins by {c.by}" if c is won else f"ranks after {won.kernel}") if won and c.accepted else c
+        for c in candidates
     )
+    winner, decided_by = (cast("KernelSpec", won.kernel), won.by) if won else (None, "")
+    return Selection(op=op, call=call, winner=winner, decided_by=decided_by, candidates=tuple(told), forced=forced)
 
 
 def _step(kernel: KernelSpec) -> Step:
@@ -246,11 +243,14 @@ def _place(kernel: KernelSpec, order: Sequence[str]) -> int:
     return next((i for i, word in enumerate(order) if kernel.matches(word)), len(order))
 
 
-def _rank(kernel: KernelSpec, priority: Sequence[KernelBackend], order: Sequence[str]) -> tuple[object, ...]:
+def _rank(
+    kernel: KernelSpec, priority: Sequence[KernelBackend], order: Sequence[str], forced: str
+) -> tuple[object, ...]:
     place, step, by = _place(kernel, order), _step(kernel), kernel.kernel_backend
     step = min(step, Step.KERNEL) if place < len(order) else step
     built = priority.index(by) if by in priority else len(priority)
-    return step, place, -kernel.priority, kernel.platform == "cuda", built, kernel.backend, str(by), kernel.name
+    first = not kernel.matches(forced), step, place, -kernel.priority, kernel.platform == "cuda", built
+    return *first, kernel.backend, str(by), kernel.name
 
 
 def _unfit(kernel: KernelSpec, facts: CallFacts, *, native_supported: bool) -> str | None:
