@@ -233,14 +233,18 @@ def _outside(environ: Mapping[str, str], folder: Path | str) -> _Outside:
     layers = [_read(given, unknown=unknown)]
     path = Path(config or Path(folder) / _FILE).absolute()
     if config or path.exists():
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            named = f" (named by {_CONFIG})" if config else ""
-            cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise PolicyError(f"{path}{named} cannot be read: {cause}") from error
+        table = read_toml(path, f" (named by {_CONFIG})" if config else "")
         layers.append(_read(table, str(path), unknown))
     return tuple(layers), tuple(unknown)
+
+
+def read_toml(path: Path, named: str = "") -> dict[str, Any]:
+    """Read a TOML file, or raise a :class:`PolicyError` that says which one cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        cause = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise PolicyError(f"{path}{named} cannot be read: {cause}") from error
 
 
 @dataclass(eq=False)

@@ -1,0 +1,38 @@
+"""``opgraft lock``: write down what is installed and chosen, or hold this machine against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import opgraft
+from opgraft.cli._output import WRONG, say
+from opgraft.discovery import canonical, scan
+from opgraft.lockfile import Lock, written
+
+
+def lock(
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="The lock.")] = Path("opgraft.lock"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; say every difference from the lock.")] = False,
+) -> None:
+    """Write the lock of what is installed here and which kernels win, or check one."""
+    installation = scan()
+    if not check:
+        path.write_text(written(installation, opgraft.plan()), encoding="utf-8")
+        say(f"{path} written; a process with OPGRAFT_LOCK={path} is held against it")
+        return
+    held = Lock(path)
+    differences = held.changes(installation)
+    differences += [
+        f"{entry.distribution} {entry.version}: here and not in the lock, so backend {entry.name} is not imported"
+        for entry in installation.entries
+        if canonical(entry.distribution) not in held.distributions
+    ]
+    differences += [f"plan, lock against here: {one}" for one in held.plan.differences(opgraft.plan())]
+    for one in differences:
+        say(one)
+    say(f"{len(differences)} differences from {path}" if differences else f"as {path} says")
+    if differences:
+        raise typer.Exit(WRONG)
