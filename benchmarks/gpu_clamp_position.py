@@ -183,9 +183,7 @@ def graph_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
     return start.elapsed_time(end) * 1e3 / calls
 
 
-def interleaved(
-    measures: dict[str, Callable[[], float]], rounds: int
-) -> dict[str, tuple[float, float]]:
+def interleaved(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, tuple[float, float]]:
     """Let all take turns; give minimum and median of each."""
     times: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
@@ -206,14 +204,9 @@ def measured(found: dict[str, Way]) -> dict[str, dict[str, tuple[float, float]]]
         for dtype in DTYPES:
             x = torch.randint(-5, 5000, (size,), dtype=dtype, device="cuda")
             calls = 100 if size == SIZES[0] else 10
-            graphs = {
-                name: captured(way, x, calls)
-                for name, way in found.items()
-                if name != "allocation alone"
-            }
+            graphs = {name: captured(way, x, calls) for name, way in found.items() if name != "allocation alone"}
             figures[f"graph {dtype} {size}"] = interleaved(
-                {name: partial(graph_us, graph, calls) for name, graph in graphs.items()},
-                rounds=40,
+                {name: partial(graph_us, graph, calls) for name, graph in graphs.items()}, rounds=40
             )
             del graphs
             torch.cuda.empty_cache()
@@ -249,9 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    machine = (
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
-    )
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
     print(machine)
     found = ways()
     for name, way in found.items():
@@ -266,9 +257,7 @@ def main() -> int:
     print("\nratios of minima, and what is allowed")
     for what, ratio, allowed in targets(figures):
         missed += ratio > allowed
-        print(
-            f"  {'ok    ' if ratio <= allowed else 'MISSED'} {ratio:6.3f} <= {allowed:4.2f}  {what}"
-        )
+        print(f"  {'ok    ' if ratio <= allowed else 'MISSED'} {ratio:6.3f} <= {allowed:4.2f}  {what}")
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine, "figures": figures}, indent=1))
     return 1 if missed else 0

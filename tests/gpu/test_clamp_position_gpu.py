@@ -29,8 +29,7 @@ CANARY = -77
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 direct = pytest.mark.skipif(
-    tuple(map(int, triton.__version__.split(".")[:2])) not in TESTED_TRITON,
-    reason="this Triton launches as usual",
+    tuple(map(int, triton.__version__.split(".")[:2])) not in TESTED_TRITON, reason="this Triton launches as usual"
 )
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 every_kernel = pytest.mark.parametrize("kernel", list(KERNELS.values()), ids=list(KERNELS))
@@ -117,6 +116,7 @@ def test_only_the_buffer_is_written(kernel, dtype, stride):
 
 
 @every_kernel
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_buffer_costs_no_allocation_and_nothing_waits_for_the_device(kernel):
     seq_lens, out = lengths(4096), torch.empty(4096, dtype=torch.int64, device="cuda")
     kernel(seq_lens, out=out)

@@ -78,13 +78,7 @@ class FakeTensor:
     """As much of a tensor as the kernel looks at."""
 
     def __init__(self, address=0x10000, size=64, dtype=torch.int32, stride=1, device=0):
-        self.address, self.size, self.dtype, self.step, self.index = (
-            address,
-            size,
-            dtype,
-            stride,
-            device,
-        )
+        self.address, self.size, self.dtype, self.step, self.index = (address, size, dtype, stride, device)
 
     def data_ptr(self):
         return self.address
@@ -254,19 +248,15 @@ def test_an_arch_that_the_compiler_does_not_know_is_refused_and_remembered(gpu, 
     for _ in range(3):
         with pytest.raises(NotSupported) as error:
             kernel(FakeTensor(device=1), out=out(device=1))
-        assert (
-            "clamp_position.cu cannot be compiled for sm_99 here: NVRTC_ERROR_COMPILATION: no such arch"
-            == str(error.value)
+        assert "clamp_position.cu cannot be compiled for sm_99 here: NVRTC_ERROR_COMPILATION: no such arch" == str(
+            error.value
         )
     assert ["--gpu-architecture=sm_99"] == nvrtc.compiled
     assert [] == gpu.launches
 
 
 @faked
-@pytest.mark.parametrize(
-    "fault",
-    [RuntimeError("no compiler"), OSError("no compiler"), ImportError("no compiler")],
-)
+@pytest.mark.parametrize("fault", [RuntimeError("no compiler"), OSError("no compiler"), ImportError("no compiler")])
 def test_a_machine_without_a_c_compiler_is_refused_and_remembered(gpu, kernel, fault, monkeypatch):
     import opgraft_cuda.nvrtc
     from opgraft import NotSupported
@@ -318,9 +308,7 @@ def test_the_launch_refuses_too_few_and_too_many_arguments(gpu, kernel):
 def test_it_is_offered_before_the_triton_kernel(gpu):
     import opgraft
 
-    chosen = opgraft.explain_for(
-        "attention.clamp_position", device="cuda", arch="9.0", dtype="int32"
-    )
+    chosen = opgraft.explain_for("attention.clamp_position", device="cuda", arch="9.0", dtype="int32")
     ours = [one.kernel.selector for one in chosen.candidates if one.kernel.backend == "cuda"]
     assert ["cuda/jit", "cuda/triton"] == ours
     assert "cuda/jit" == chosen.winner.selector

@@ -49,9 +49,7 @@ def test_loading_it_imports_neither_torch_nor_a_kernel():
         "heavy = ('torch', 'triton', 'opgraft_triton_kernels')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "[]\n" == done.stdout
 
 

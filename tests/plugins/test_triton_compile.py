@@ -58,15 +58,8 @@ def compiled(kernel, parameters, target):
     assert set(names) == set(parameters)
     source = ASTSource(
         fn=kernel,
-        signature={
-            name: parameters[name] if isinstance(parameters[name], str) else "constexpr"
-            for name in names
-        },
-        constexprs={
-            (names.index(name),): value
-            for name, value in parameters.items()
-            if not isinstance(value, str)
-        },
+        signature={name: parameters[name] if isinstance(parameters[name], str) else "constexpr" for name in names},
+        constexprs={(names.index(name),): value for name, value in parameters.items() if not isinstance(value, str)},
         attrs={
             (names.index(name),): [["tt.divisibility", 16]]
             for name, value in parameters.items()

@@ -23,15 +23,12 @@ from opgraft_triton_kernels.launcher import TESTED_TRITON, Launcher
 pytestmark = [
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.skipif(
-        tuple(map(int, triton.__version__.split(".")[:2])) not in TESTED_TRITON,
-        reason="this Triton launches as usual",
+        tuple(map(int, triton.__version__.split(".")[:2])) not in TESTED_TRITON, reason="this Triton launches as usual"
     ),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is in the way"),
 ]
 
-PARAMETERS = (
-    5  # of the compiled kernels below: two pointers, one integer, Triton's two scratch pointers
-)
+PARAMETERS = 5  # of the compiled kernels below: two pointers, one integer, Triton's two scratch pointers
 
 DRIVER = r"""
 #include "cuda.h"
@@ -152,9 +149,7 @@ def gpu(fake_libcuda, tmp_path_factory, monkeypatch):
         monkeypatch.setattr(triton.runtime.driver, "_active", driver)
         loaded = weakref.WeakSet()
         load = CompiledKernel._init_handles
-        monkeypatch.setattr(
-            CompiledKernel, "_init_handles", lambda one: (loaded.add(one), load(one))
-        )
+        monkeypatch.setattr(CompiledKernel, "_init_handles", lambda one: (loaded.add(one), load(one)))
         yield gpu
         for one in loaded:
             one.module = None  # nothing to unload once this driver is gone
@@ -165,9 +160,7 @@ def add_kernel():
     @triton.jit(do_not_specialize=["size"])
     def kernel(x_ptr, out_ptr, size: tl.int64, BLOCK: tl.constexpr):  # noqa: N803
         offsets = tl.arange(0, BLOCK)
-        tl.store(
-            out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < size), mask=offsets < size
-        )
+        tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < size), mask=offsets < size)
 
     return kernel
 
@@ -362,9 +355,7 @@ def test_threads_share_what_one_of_them_compiled(gpu, launcher):
     for thread in threads:
         thread.join()
     assert 1 == len(launcher.variants)
-    assert [50] * 8 == [
-        sum(arguments[2] == number for _, _, arguments in gpu.launches) for number in range(8)
-    ]
+    assert [50] * 8 == [sum(arguments[2] == number for _, _, arguments in gpu.launches) for number in range(8)]
 
 
 def test_an_error_of_the_launch_reaches_the_caller_and_keeps_nothing(gpu, launcher):
@@ -380,13 +371,7 @@ def test_an_error_of_the_launch_reaches_the_caller_and_keeps_nothing(gpu, launch
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"backend": "hip"},
-        {"global_scratch_size": 8},
-        {"profile_scratch_size": 8},
-        {"gsan_enabled": True},
-    ],
+    "changed", [{"backend": "hip"}, {"global_scratch_size": 8}, {"profile_scratch_size": 8}, {"gsan_enabled": True}]
 )
 def test_a_kernel_that_needs_more_than_its_arguments_is_launched_as_usual(changed):
     facts = {
@@ -402,9 +387,7 @@ def test_a_kernel_that_needs_more_than_its_arguments_is_launched_as_usual(change
     def compiled(facts):
         target = SimpleNamespace(backend=facts["backend"])
         metadata = SimpleNamespace(target=target)
-        return SimpleNamespace(
-            metadata=metadata, run=SimpleNamespace(**facts), function=1, packed_metadata=()
-        )
+        return SimpleNamespace(metadata=metadata, run=SimpleNamespace(**facts), function=1, packed_metadata=())
 
     assert launcher_module._variant(compiled(facts)) is not None
     assert launcher_module._variant(compiled(facts | changed)) is None
@@ -418,9 +401,7 @@ def test_an_integer_without_a_width_is_refused_by_name():
 
     with pytest.raises(TypeError) as error:
         Launcher(kernel)
-    assert "kernel: the integer 'size' must be annotated tl.int32 or tl.int64, got ''" == str(
-        error.value
-    )
+    assert "kernel: the integer 'size' must be annotated tl.int32 or tl.int64, got ''" == str(error.value)
 
 
 def test_a_kernel_without_a_tensor_in_front_is_refused():

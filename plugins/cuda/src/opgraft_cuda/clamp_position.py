@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["clamp_position"]
 
 _THREADS = 256
-_ENTRY_POINTS = {
-    torch.int32: ("contiguous_int32", "strided_int32"),
-    torch.int64: ("contiguous_int64", "strided_int64"),
-}
+_ENTRY_POINTS = {torch.int32: ("contiguous_int32", "strided_int32"), torch.int64: ("contiguous_int64", "strided_int64")}
 _SOURCE = CudaSource("clamp_position.cu")
 _kept: dict[tuple[int, torch.dtype], tuple[Callable[..., None], int, int]] = {}
 

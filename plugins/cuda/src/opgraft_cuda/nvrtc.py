@@ -67,9 +67,7 @@ class CudaSource:
                 raise NotSupported(self._reasons[device])
             driver = import_module("cuda.bindings.driver")
             module = self._modules[device]
-            return tuple(
-                int(_answer(driver.cuModuleGetFunction(module, name.encode()))) for name in names
-            )
+            return tuple(int(_answer(driver.cuModuleGetFunction(module, name.encode()))) for name in names)
 
     def _load(self, device: int) -> None:
         major, minor = torch.cuda.get_device_capability(device)

@@ -71,12 +71,7 @@ if _has_cuda_bindings():
         return getattr(module, op)
 
     # Above Triton's 50, since a call takes less host time.
-    @forward(
-        "attention.clamp_position",
-        kernel_backend=KernelBackend.JIT,
-        capabilities=ARCHS,
-        priority=60,
-    )
+    @forward("attention.clamp_position", kernel_backend=KernelBackend.JIT, capabilities=ARCHS, priority=60)
     def clamp_position_jit(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Run the kernel written in CUDA C++."""
         return _compiled("clamp_position")(seq_lens, out=out)

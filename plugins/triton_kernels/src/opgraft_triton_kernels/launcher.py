@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["TESTED_TRITON", "Launcher"]
 
 _ARGUMENTS_LAST: Final = "None, None, metadata, None, None, None, {arguments}"
-_ARGUMENTS_AS_TUPLE: Final = (
-    "metadata, None, None, None, None, None, annotations, signature, ({arguments},)"
-)
+_ARGUMENTS_AS_TUPLE: Final = "metadata, None, None, None, None, None, annotations, signature, ({arguments},)"
 TESTED_TRITON: Final[Mapping[tuple[int, int], str]] = {
     (3, 5): _ARGUMENTS_LAST,
     (3, 6): _ARGUMENTS_LAST,
@@ -205,9 +203,7 @@ def _variant(compiled: Any) -> tuple[Any, ...] | None:
     if compiled is None or compiled.metadata.target.backend != "cuda":
         return None
     run = compiled.run
-    needs_more = (
-        run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
-    )
+    needs_more = run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
     if needs_more:
         return None
     return (

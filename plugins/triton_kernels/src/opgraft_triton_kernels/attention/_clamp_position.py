@@ -21,9 +21,7 @@ _WARPS = 8
 
 
 @triton.jit(do_not_specialize=["size"])
-def clamp_position_contiguous_kernel(
-    seq_lens_ptr, out_ptr, size: tl.int64, BLOCK: tl.constexpr
-) -> None:
+def clamp_position_contiguous_kernel(seq_lens_ptr, out_ptr, size: tl.int64, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     lengths = tl.load(seq_lens_ptr + offsets, mask=mask, other=1)
@@ -32,12 +30,7 @@ def clamp_position_contiguous_kernel(
 
 @triton.jit(do_not_specialize=["size", "seq_lens_stride", "out_stride"])
 def clamp_position_strided_kernel(
-    seq_lens_ptr,
-    out_ptr,
-    size: tl.int64,
-    seq_lens_stride: tl.int64,
-    out_stride: tl.int64,
-    BLOCK: tl.constexpr,
+    seq_lens_ptr, out_ptr, size: tl.int64, seq_lens_stride: tl.int64, out_stride: tl.int64, BLOCK: tl.constexpr
 ) -> None:
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
