@@ -122,7 +122,7 @@ class Dispatcher:
         selector = self.op.pinned if selector is None or selector == "auto" else selector
         found = known.get((selector, key))
         if found is None:
-            found = known[selector, key] = self._choose(values, selector, policy)
+            found = known[selector, key] = self._choose(key, values, selector, policy)
         return found
 
     def key(self, values: Values) -> tuple[Any, ...] | None:
@@ -130,11 +130,12 @@ class Dispatcher:
         return self._key(values, routed=False)
 
     def _key(self, values: Values, *, routed: bool) -> tuple[Any, ...] | None:
-        recording = torch.is_grad_enabled()
-        device, needs_grad = None, False
-        parts: list[Any] = []
-        if not routed and torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - no public reader
+        if not routed and (torch._C._len_torch_dispatch_stack() or _transformed()):  # noqa: SLF001 - no public reader
             return None
+        recording = torch.is_grad_enabled()
+        trained = self.op.parameters() if recording and self.op.has_state() else ()
+        device, needs_grad = None, any(one.requires_grad for one in trained)
+        parts: list[Any] = []
         for value, default in zip(values, self.arguments.defaults, strict=True):
             kind = type(value)
             parts.append(None if value is default else kind)
@@ -149,12 +150,12 @@ class Dispatcher:
                     self.arguments.check_format(values)
                 needs_grad = needs_grad or (recording and one.requires_grad)
                 parts.append(one.dtype)
-        return device, needs_grad, *parts
+        return device or torch.get_default_device(), needs_grad, *parts
 
     def _route(self, values: Values, selector: str | None) -> Any:
-        """Let torch's dispatcher see a call on fake tensors and other subclasses."""
+        """Let torch's dispatcher see a call on fake tensors and other subclasses; vmap and the like see native."""
         args, kwargs = self.arguments.split(values)
-        if self.op.torch_function is None:
+        if self.op.torch_function is None or _transformed():
             return self.op.forward_native(*args, **kwargs)
         return self.op.torch_function(*args, **kwargs, backend=selector)
 
@@ -214,13 +215,13 @@ class Dispatcher:
 
     # Choosing.
 
-    def _choose(self, values: Values, selector: str | None, policy: Policy) -> Choice:
+    def _choose(self, key: tuple[Any, ...], values: Values, selector: str | None, policy: Policy) -> Choice:
         self.arguments.check_format(values)
         self._refuse_capture(values)
         self.registry.usable()
         own = self.op.own_kernels()
         self._check_words(selector, policy, own)
-        selection = self.select(self._facts(values), self._describe(values), policy, selector)
+        selection = self.select(self._facts(key, values), self._describe(values), policy, selector)
         if selection.winner is None:
             raise self._no_kernel(selection, selector)
         self._tell_unforced(selection, policy)
@@ -276,23 +277,22 @@ class Dispatcher:
         selector = self.op.pinned if selector is None else selector
         policy = self.registry.policy.current()
         self._check_words(selector, policy, self.op.own_kernels())
-        selection = self.select(self._facts(values), self._describe(values), policy, selector)
+        facts = self._facts(self._key(values, routed=True) or (), values)
+        selection = self.select(facts, self._describe(values), policy, selector)
         args, kwargs = self.checked(values)
         refusals = {spec: self.runner(spec).refusal(args, kwargs) for spec in selection.runners}
         return selection.without({spec: reason for spec, reason in refusals.items() if reason is not None})
 
-    def _facts(self, values: Values) -> CallFacts:
-        tensors = list(self.arguments.tensors(values))
-        device = tensors[0][1].device if tensors else torch.get_default_device()
-        platform, arch = self.registry.place(device)
+    def _facts(self, key: tuple[Any, ...], values: Values) -> CallFacts:
+        platform, arch = self.registry.place(key[0])
         rows = zip(self.arguments.names, values, self.arguments.defaults, strict=True)
         only = self.arguments.keyword_only
         return CallFacts(
             platform=platform,
             arch=arch,
-            dtypes=tuple((name, dtype_name(one.dtype)) for name, one in tensors),
+            dtypes=tuple((name, dtype_name(one.dtype)) for name, one in self.arguments.tensors(values)),
             passed=frozenset(n for n, value, default in rows if n in only and value is not default),
-            needs_grad=torch.is_grad_enabled() and any(one.requires_grad for _, one in tensors),
+            needs_grad=key[1],
             amx=self._amx(platform),
         )
 
@@ -342,6 +342,11 @@ class Dispatcher:
         named = (selector or "").partition("/")[0]
         error.__cause__ = next((one.error for one in self.registry.backends() if one.name == named), None)
         return error
+
+
+def _transformed() -> bool:
+    """Say whether vmap, grad, jvp or another functorch transform is at work, whose tensors have no memory."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public reader
 
 
 def _late(spec: KernelSpec) -> Callable[..., Any]:

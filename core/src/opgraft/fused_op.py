@@ -341,6 +341,10 @@ class BaseFusedOp(nn.Module):
         before, after = self._forward_pre_hooks, self._forward_hooks
         return bool(before or after or self._backward_hooks or self._backward_pre_hooks)
 
+    def has_state(self) -> bool:
+        """Say whether parameters may have a say in a call, as in a layer."""
+        return bool(self._parameters or self._modules)
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this very instance: a copy chooses for itself."""
         return {name: value for name, value in self.__dict__.items() if name not in _INSTANCE_ONLY}
