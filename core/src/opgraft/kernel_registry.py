@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opgraft.discovery import Discovery, discover, scan
 from opgraft.errors import NoKernelError, PluginError, RegistrationError, UnknownOpError, UnknownSelectorError, nearest
 from opgraft.hardware import IN_TREE, Detector
+from opgraft.lockfile import Lock
 from opgraft.policy import PolicyStore
 from opgraft.spec import OWN, BackendRecord, KernelBackend, KernelSpec, check_op_id
 from opgraft.tracing import Trace
@@ -64,6 +65,7 @@ class KernelRegistry:
         self._extra: list[object] = []
         self._facts: dict[torch.device, tuple[str, str]] = {}
         self._found: Discovery | None = None
+        self._agreed: Discovery | None = None
         self._judged_by: tuple[object, ...] = ()
         self._discovering: int | None = None
         self._plugin_ops: frozenset[str] = frozenset()
@@ -293,7 +295,10 @@ class KernelRegistry:
         self._judged_by = self._judgement()
         own = {op_id: one.op for op_id, one in self._handles.items() if op_id not in self._plugin_ops}
         catalogue = {op_id: op.arguments().signature for op_id, op in own.items()}
-        found = discover(scan(), self.policy.process(), catalogue, self.detector, tuple(self._extra))
+        policy, installation = self.policy.process(), scan()
+        if policy.lock is not None:
+            policy = Lock(policy.lock).admitted(policy, installation)
+        found = discover(installation, policy, catalogue, self.detector, tuple(self._extra))
         for record in found.records:
             for fault in record.faults:
                 if self.tell_once(record.name, fault):
@@ -324,11 +329,15 @@ class KernelRegistry:
         ------
         PluginError
             If a required backend is not active, or, under ``strict``, anything is quarantined, in
-            conflict or refused.
+            conflict or refused, or if this process would choose otherwise than its lock says.
 
         """
         records = {record.name: record for record in self.backends()}
-        for name in self.policy.process().require:
+        policy = self.policy.process()
+        if policy.lock is not None and self._agreed is not self._found:
+            Lock(policy.lock).agree(self)
+            self._agreed = self._found
+        for name in policy.require:
             if name not in records:
                 raise PluginError(f"backend {name!r} is required and not installed{nearest(name, records)}")
             if records[name].status != "active":

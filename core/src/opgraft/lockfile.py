@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import re
+from contextvars import Context
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 import importlib_metadata
 
 from opgraft.discovery import Installation, canonical
-from opgraft.errors import PolicyError
+from opgraft.errors import PluginError, PolicyError
 from opgraft.hookspecs import PROJECT
 from opgraft.policy import Policy, read_toml
 
 if TYPE_CHECKING:
+    from opgraft.kernel_registry import KernelRegistry
     from opgraft.planning import Plan
 
 _BY_INSTALLER: Final = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})
@@ -76,12 +78,12 @@ class Lock:
 
         Raises
         ------
-        PolicyError
+        PluginError
             If one of them changed; nothing was imported then.
 
         """
         if lines := self.changes(installation):
-            raise PolicyError("\n  ".join([f"lock {self.path} does not hold; {_REMEDY}", *lines]))
+            raise PluginError("\n  ".join([f"lock {self.path} does not hold; {_REMEDY}", *lines]))
         allowed = [
             entry.distribution
             for entry in installation.entries
@@ -91,18 +93,20 @@ class Lock:
         sources = {**policy.sources, "plugins": f"lock {self.path}"}
         return replace(policy, plugins=frozenset(allowed), sources=sources)
 
-    def agree(self, plan: Plan) -> None:
-        """Hold a process's plan against the lock's.
+    def agree(self, registry: KernelRegistry) -> None:
+        """Hold a process's plan, its scopes left out, against the lock's.
 
         Raises
         ------
-        PolicyError
+        PluginError
             If they differ, with every row.
 
         """
-        if lines := self.plan.differences(plan):
+        from opgraft.planning import plan
+
+        if lines := self.plan.differences(Context().run(plan, registry)):
             where = f"lock {self.path} does not hold (lock against this process); {_REMEDY}"
-            raise PolicyError("\n  ".join([where, *lines]))
+            raise PluginError("\n  ".join([where, *lines]))
 
 
 def written(installation: Installation, plan: Plan) -> str:
