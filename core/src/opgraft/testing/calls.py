@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.spec import DtypeRule
 
-__all__ = ["BOUNDARY_SIZES", "LARGE_SIZES", "LARGER_SIZES", "Call", "Material"]
+__all__ = ["BOUNDARY_SIZES", "LARGER_SIZES", "LARGE_SIZES", "Call", "Material"]
 
 SAMPLE: Final = "sample"
 VALUES: Final = "values"
@@ -156,9 +156,7 @@ class Material:
             name: place for name, place in op.writes.items() if name in self.signature.parameters
         }
         self.inputs = tuple(p.name for p in tensors if p.name not in self.writes)
-        self.required = tuple(
-            p.name for p in tensors if p.default is p.empty and p.name not in self.writes
-        )
+        self.required = tuple(p.name for p in tensors if p.default is p.empty and p.name not in self.writes)
         self.narrowed = narrowed
         self._sample: Callable[..., Mapping[str, Any]] = getattr(op, "sample", self._generic)
         self._kept_edges: tuple[object, dict[str, dict[str, Any]]] = (None, {})
@@ -235,9 +233,7 @@ class Material:
             return dict(self._sample(call.size, dtypes=dtypes, generator=generator))
         return dict(self._edge_cases(call.dtypes)[call.source])
 
-    def _generic(
-        self, size: int, *, dtypes: Mapping[str, torch.dtype], generator: torch.Generator
-    ) -> dict[str, Any]:
+    def _generic(self, size: int, *, dtypes: Mapping[str, torch.dtype], generator: torch.Generator) -> dict[str, Any]:
         """Draw arguments for an op that has no ``sample``, from the shapes it states.
 
         The first dim named has the size; further ones are small.
@@ -323,9 +319,7 @@ def _fitting(values: tuple[float, ...], dtype: torch.dtype) -> tuple[float, ...]
         return values
     limits = torch.iinfo(dtype)
     return tuple(
-        value
-        for value in values
-        if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
+        value for value in values if math.isfinite(value) and value == int(value) and limits.min <= value <= limits.max
     )
 
 
@@ -350,10 +344,7 @@ def _pairwise(choices: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         row: list[str] = []
         for column in columns:
             row.append(max(choices[column], key=lambda c: _gain(row, column, c, missing)))
-        covered = {
-            (left, row[left], right, row[right])
-            for left, right in itertools.combinations(columns, 2)
-        }
+        covered = {(left, row[left], right, row[right]) for left, right in itertools.combinations(columns, 2)}
         if not covered & missing:
             left, a, right, b = min(missing)
             row[left], row[right] = a, b

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from importlib_metadata import PackageNotFoundError, distribution
 
-from opgraft.errors import OpgraftError, UnknownOpError, nearest
+from opgraft.errors import UnknownOpError, UnknownSelectorError, nearest
 from opgraft.kernel_registry import default_registry
 from opgraft.testing import expected_failures
 from opgraft.testing.faults import NotApplicable, Violation
@@ -34,15 +34,11 @@ if TYPE_CHECKING:
     from opgraft.spec import BackendRecord, KernelSpec
     from opgraft.testing.expected_failures import ExpectedFailure
 
-__all__ = ["Check", "Options", "Suite", "UnknownBackendError", "test_rule"]
+__all__ = ["Check", "Options", "Suite", "test_rule"]
 
 LOOPBACK: Final = "loopback"
 _PRESENCE: Final = "device_is_present"
 _PRESENCE_SUMMARY: Final = "A device that the kernel declares is present, so that it can be run."
-
-
-class UnknownBackendError(OpgraftError, LookupError):
-    """No installed distribution offers a backend of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +101,7 @@ class Check:
     def result(self) -> Result:
         """Run the rule and say what became of it."""
         blank = Result(
-            op=self.op,
-            kernel=self.kernel,
-            device=self.device,
-            rule=self.rule,
-            summary=self.summary,
-            outcome="passed",
+            op=self.op, kernel=self.kernel, device=self.device, rule=self.rule, summary=self.summary, outcome="passed"
         )
         try:
             seconds, notes = self.run()
@@ -146,7 +137,7 @@ class Suite:
 
     Raises
     ------
-    UnknownBackendError
+    UnknownSelectorError
         If no such backend is installed, with the nearest names.
     UnknownOpError
         If the pattern matches no op of the backend, with the nearest names.
@@ -155,13 +146,7 @@ class Suite:
 
     """
 
-    def __init__(
-        self,
-        backend: str,
-        options: Options | None = None,
-        *,
-        registry: KernelRegistry | None = None,
-    ) -> None:
+    def __init__(self, backend: str, options: Options | None = None, *, registry: KernelRegistry | None = None) -> None:
         self.options = options or Options()
         self.registry = registry or default_registry()
         self.record = self._find(backend)
@@ -178,7 +163,7 @@ class Suite:
         if not found:
             known = [one.name for one in self.registry.backends()]
             message = f"no backend {backend!r} is installed{nearest(backend, [*known, LOOPBACK])}"
-            raise UnknownBackendError(message)
+            raise UnknownSelectorError(message)
         return found[0]
 
     def _kernels(self) -> tuple[KernelSpec, ...]:

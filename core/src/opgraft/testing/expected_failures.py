@@ -15,7 +15,7 @@ from typing import Final
 
 from opgraft.errors import OpgraftError, nearest
 
-__all__ = ["FILE_NAME", "BACKEND_ITSELF", "ExpectedFailure", "ExpectedFailuresError", "read"]
+__all__ = ["BACKEND_ITSELF", "FILE_NAME", "ExpectedFailure", "ExpectedFailuresError", "read"]
 
 FILE_NAME: Final = "conformance-xfails.txt"
 BACKEND_ITSELF: Final = "-"

@@ -25,9 +25,34 @@ from typing import Any
 MARK = "opgraft-fresh-process:"
 
 HEAVY = frozenset(
-    "torch triton numpy scipy pandas jax jaxlib tensorflow cupy numba llvmlite pyopencl pycuda "
-    "cuda tvm tvm_ffi cutlass flashinfer sgl_kernel sglang vllm torch_npu intel_extension_for_pytorch "
-    "habana_frameworks onnxruntime aiter".split()
+    {
+        "torch",
+        "triton",
+        "numpy",
+        "scipy",
+        "pandas",
+        "jax",
+        "jaxlib",
+        "tensorflow",
+        "cupy",
+        "numba",
+        "llvmlite",
+        "pyopencl",
+        "pycuda",
+        "cuda",
+        "tvm",
+        "tvm_ffi",
+        "cutlass",
+        "flashinfer",
+        "sgl_kernel",
+        "sglang",
+        "vllm",
+        "torch_npu",
+        "intel_extension_for_pytorch",
+        "habana_frameworks",
+        "onnxruntime",
+        "aiter",
+    }
 )
 """Libraries that compute; a plugin imports them when a kernel first runs."""
 

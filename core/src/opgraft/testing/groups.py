@@ -66,15 +66,13 @@ def boundaries(subject: Subject) -> Iterator[Call]:
     yield from sizes(subject, range(67, 131), seed=3)
 
 
-def strided(
-    subject: Subject, wanted: Iterable[int] = (5, 33, 1, 1031, 2), *, seed: int = 6
-) -> Iterator[Call]:
+def strided(subject: Subject, wanted: Iterable[int] = (5, 33, 1, 1031, 2), *, seed: int = 6) -> Iterator[Call]:
     """Give calls in which one input, or all of them, lie in memory in another way."""
     turns = _Turns(subject)
     required = subject.material.required
     for size in wanted:
         for layout in INPUT_LAYOUTS:
-            chosen = [((name, layout),) for name in subject.material.inputs]
+            chosen: list[Combination] = [((name, layout),) for name in subject.material.inputs]
             if len(required) > 1:
                 chosen.append(tuple((name, layout) for name in required))
             for layouts in chosen:

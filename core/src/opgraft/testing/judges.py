@@ -111,9 +111,7 @@ def _wrong(mine: Tensor, native: Tensor, tolerance: Tolerance) -> Tensor:
         return mine.to(torch.int64) != native.to(torch.int64)
     if math.isclose(tolerance.rtol, 0.0) and math.isclose(tolerance.atol, 0.0):
         return (left != right) & ~(left.isnan() & right.isnan())
-    return ~torch.isclose(
-        left, right, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True
-    )
+    return ~torch.isclose(left, right, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
 
 
 # -- what kind of thing comes back ---------------------------------------------------------------

@@ -16,16 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = [
-    "INPUT_LAYOUTS",
-    "LAYOUTS",
-    "OUTPUT_LAYOUTS",
-    "PLAIN",
-    "Placed",
-    "Placement",
-    "place",
-    "writes",
-]
+__all__ = ["INPUT_LAYOUTS", "LAYOUTS", "OUTPUT_LAYOUTS", "PLAIN", "Placed", "Placement", "place", "writes"]
 
 PLAIN: Final = "contiguous"
 _MARGIN: Final = 32  # elements before and after; keeps the 16-byte alignment of the first one
@@ -186,9 +177,7 @@ class Placed:
         return memory.as_strided(self.shape, self.placement.strides, self.placement.offset)
 
 
-def place(
-    values: Tensor, layout: str, device: torch.device, *, background: Tensor | None = None
-) -> Placed | None:
+def place(values: Tensor, layout: str, device: torch.device, *, background: Tensor | None = None) -> Placed | None:
     """Lay values out on a device.
 
     Parameters
@@ -227,11 +216,7 @@ def place(
     before = memory.clone() if placement.length <= _FILL_LIMIT else memory
     memory = memory.to(device)
     whole = layout == PLAIN and values.is_contiguous()
-    tensor = (
-        memory.view(shape)
-        if whole
-        else memory.as_strided(shape, placement.strides, placement.offset)
-    )
+    tensor = memory.view(shape) if whole else memory.as_strided(shape, placement.strides, placement.offset)
     return Placed(
         tensor=tensor,
         memory=memory,
@@ -255,9 +240,7 @@ def _as_given(values: Tensor) -> tuple[Tensor, Placement]:
     """Copy a tensor that an op's own samples laid out, with the memory around it."""
     length = values.untyped_storage().nbytes() // values.element_size()
     memory = torch.as_strided(values, (length,), (1,), 0).clone()
-    return memory, Placement(
-        length=length, strides=tuple(values.stride()), offset=int(values.storage_offset())
-    )
+    return memory, Placement(length=length, strides=tuple(values.stride()), offset=int(values.storage_offset()))
 
 
 def _fill(memory: Tensor, pattern: Tensor) -> None:

@@ -18,9 +18,7 @@ from opgraft.spec import Backend
 @hookimpl
 def opgraft_backend() -> Backend:
     """Name the backend; every machine has its device."""
-    return Backend(
-        name="loopback", platforms=("cpu",), summary="native, through the path of a plugin"
-    )
+    return Backend(name="loopback", platforms=("cpu",), summary="native, through the path of a plugin")
 
 
 def __dir__() -> list[str]:

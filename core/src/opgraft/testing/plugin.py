@@ -22,22 +22,12 @@ _FIXTURE = "opgraft_check"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the suite."""
     group = parser.getgroup("opgraft", "opgraft conformance")
-    group.addoption(
-        "--opgraft-backend", metavar="NAME", help="backend whose kernels are held to the suite"
-    )
-    group.addoption(
-        "--require-device", action="store_true", help="fail where the backend's device is absent"
-    )
-    group.addoption(
-        "--opgraft-thorough", action="store_true", help="larger sizes, more random calls"
-    )
+    group.addoption("--opgraft-backend", metavar="NAME", help="backend whose kernels are held to the suite")
+    group.addoption("--require-device", action="store_true", help="fail where the backend's device is absent")
+    group.addoption("--opgraft-thorough", action="store_true", help="larger sizes, more random calls")
     group.addoption("--opgraft-op", metavar="PATTERN", default="*", help="ops to try")
-    group.addoption(
-        "--opgraft-xfails", metavar="FILE", type=Path, help="list of expected failures"
-    )
-    group.addoption(
-        "--opgraft-seed", metavar="N", type=int, help="seed of the random calls; fixed by default"
-    )
+    group.addoption("--opgraft-xfails", metavar="FILE", type=Path, help="list of expected failures")
+    group.addoption("--opgraft-seed", metavar="N", type=int, help="seed of the random calls; fixed by default")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.spec import BackendRecord, KernelSpec
 
-__all__ = ["RULES", "Installed", "Offered", "Rule", "Scope", "rule"]
+__all__ = ["DEFINED", "Installed", "Offered", "Rule", "Scope", "rule"]
 
 
 class Scope(Enum):
@@ -92,27 +92,21 @@ class Rule:
     seconds: float
 
 
-RULES: Final[list[Rule]] = []
-"""Every rule, in the order in which the modules of `opgraft.testing.rules` define them."""
+DEFINED: Final[list[Rule]] = []
+"""Every rule that a module has defined; `opgraft.testing.rules` puts them in order."""
 
 
-def rule(*, scope: Scope = Scope.CALL, seconds: float = 0.6) -> Callable[
-    [Callable[[Any], None]], Callable[[Any], None]
-]:
+def rule(
+    *, scope: Scope = Scope.CALL, seconds: float = 0.6
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Make a function a rule: its name is the rule's, its first line what the report shows."""
 
     def add(function: Callable[[Any], None]) -> Callable[[Any], None]:
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        made = Rule(
-            name=function.__name__,
-            summary=summary,
-            scope=scope,
-            check=function,
-            seconds=seconds,
-        )
-        if any(known.name == made.name for known in RULES):
+        made = Rule(name=function.__name__, summary=summary, scope=scope, check=function, seconds=seconds)
+        if any(known.name == made.name for known in DEFINED):
             raise ValueError(f"there are two rules {made.name!r}")
-        RULES.append(made)
+        DEFINED.append(made)
         return function
 
     return add

@@ -32,6 +32,8 @@ _KEPT_ELEMENTS: Final = 2**14
 _SHRINK_SECONDS: Final = 2.0
 _SHOWN: Final = 12
 _AT_LEAST: Final = 16
+_ALL_SECONDS: Final = 14.0
+_LAST_SECONDS: Final = 0.1
 _THOROUGH: Final = 20
 
 
@@ -89,11 +91,7 @@ class Observation:
     @property
     def written(self) -> dict[str, int]:
         """Caller buffers of this call, each with the place of the output that it receives."""
-        return {
-            name: place
-            for name, place in self.subject.material.writes.items()
-            if name in self.placed
-        }
+        return {name: place for name, place in self.subject.material.writes.items() if name in self.placed}
 
     def fresh(self) -> Iterator[tuple[str, Any, Any]]:
         """Give each output that is not a caller's buffer: its name, it, and native's."""
@@ -130,7 +128,7 @@ class Subject:
 
     """
 
-    def __init__(  # noqa: PLR0913 - what a subject is
+    def __init__(
         self,
         *,
         op: BaseFusedOp,
@@ -154,6 +152,7 @@ class Subject:
         self.at_least = _AT_LEAST
         self._deadline = float("inf")
         self._begun = 0.0
+        self._spent = 0.0
         self._arguments: dict[Call, dict[str, Any]] = {}
         self._references: dict[Call, Reference] = {}
         self._invalid: set[Call] = set()
@@ -164,11 +163,15 @@ class Subject:
         """Start a rule that may take so long; it runs a few calls in any case."""
         self.notes = []
         self._begun = time.perf_counter()
-        self._deadline = self._begun + (seconds * _THOROUGH if self.thorough else seconds)
+        plenty = self._spent < _ALL_SECONDS
+        allowed = seconds * _THOROUGH if self.thorough else seconds if plenty else _LAST_SECONDS
+        self._deadline = self._begun + allowed
 
     def end(self) -> float:
         """End the rule and give the seconds it took."""
-        return time.perf_counter() - self._begun
+        taken = time.perf_counter() - self._begun
+        self._spent += taken
+        return taken
 
     @property
     def out_of_time(self) -> bool:
@@ -190,9 +193,7 @@ class Subject:
             routes[HANDLE] = functools.partial(self.handle, backend=self.kernel.selector)
         return routes
 
-    def split(
-        self, arguments: Mapping[str, Any], *, by_keyword: bool = False
-    ) -> tuple[list[Any], dict[str, Any]]:
+    def split(self, arguments: Mapping[str, Any], *, by_keyword: bool = False) -> tuple[list[Any], dict[str, Any]]:
         """Arrange arguments as a caller would: positional ones by position."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -208,9 +209,7 @@ class Subject:
 
     # -- one call ------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, device: torch.device | None = None) -> tuple[
-        dict[str, Any], dict[str, Placed]
-    ]:
+    def prepare(self, call: Call, device: torch.device | None = None) -> tuple[dict[str, Any], dict[str, Placed]]:
         """Make a call's arguments on a device, freshly.
 
         Raises
@@ -257,9 +256,7 @@ class Subject:
                 self._arguments[recipe] = known
         return known
 
-    def _place(
-        self, value: Tensor, name: str, layout: str, device: torch.device
-    ) -> Placed | None:
+    def _place(self, value: Tensor, name: str, layout: str, device: torch.device) -> Placed | None:
         background = canary(value) if name in self.material.writes else None
         return place(value, layout, device, background=background)
 
@@ -322,9 +319,7 @@ class Subject:
         answer: str | None = self.kernel.rejects(*args, **kwargs)
         return answer
 
-    def observe(
-        self, call: Call, route: str = DIRECT, reference: Reference | None = None
-    ) -> Observation:
+    def observe(self, call: Call, route: str = DIRECT, reference: Reference | None = None) -> Observation:
         """Run a call and note what happened.
 
         Raises
@@ -341,23 +336,19 @@ class Subject:
         arguments, placed = self.prepare(call)
         return self.seen(call, placed, self.invoke(route, call, arguments), reference, route)
 
+    def attempt(self, call: Call) -> bool:
+        """Run a call directly and say whether it came to a result; what it raises, other rules tell."""
+        try:
+            self.observe(call)
+        except (Declined, NotApplicable, Violation):
+            return False
+        return True
+
     def seen(
-        self,
-        call: Call,
-        placed: Mapping[str, Placed],
-        result: Any,
-        reference: Reference,
-        route: str = DIRECT,
+        self, call: Call, placed: Mapping[str, Placed], result: Any, reference: Reference, route: str = DIRECT
     ) -> Observation:
         """Put together what was observed of a call."""
-        return Observation(
-            subject=self,
-            call=call,
-            route=route,
-            placed=placed,
-            result=result,
-            reference=reference,
-        )
+        return Observation(subject=self, call=call, route=route, placed=placed, result=result, reference=reference)
 
     def invoke(self, route: str, call: Call, arguments: Mapping[str, Any]) -> Any:
         """Run the kernel through a route, telling its refusals from its faults."""
@@ -383,9 +374,7 @@ class Subject:
 
     # -- many calls ----------------------------------------------------------------------------
 
-    def every(
-        self, calls: Iterable[Call], judge: Judge, *, routes: Iterable[str] | None = None
-    ) -> None:
+    def every(self, calls: Iterable[Call], judge: Judge, *, routes: Iterable[str] | None = None) -> None:
         """Run calls through every route and hold each against a judge.
 
         Raises

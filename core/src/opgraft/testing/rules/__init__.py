@@ -6,28 +6,32 @@ its docstring what the report shows.
 
 from __future__ import annotations
 
-from opgraft.testing.rule import RULES
-from opgraft.testing.rules import (  # noqa: I001 - the order of these imports is that of the rules
-    _installation,
-    _declaration,
-    _process,
-    _results,
-    _values,
-    _memory,
+from typing import Final
+
+from opgraft.testing.rule import DEFINED, Rule
+from opgraft.testing.rules import (
+    _accelerator,
     _buffers,
+    _declaration,
+    _global_state,
+    _gradients,
+    _installation,
+    _memory,
+    _process,
     _random,
     _refusals,
+    _results,
     _state,
-    _gradients,
-    _accelerator,
+    _values,
 )
 
 __all__ = ["RULES"]
 
-_ORDER = (
+_ORDER: Final = (
     _installation,
     _declaration,
     _process,
+    _global_state,
     _results,
     _values,
     _memory,
@@ -38,3 +42,8 @@ _ORDER = (
     _gradients,
     _accelerator,
 )
+
+RULES: Final[tuple[Rule, ...]] = tuple(
+    one for module in _ORDER for one in DEFINED if one.check.__module__ == module.__name__
+)
+"""Every rule, cheap ones first."""

@@ -152,9 +152,7 @@ def graph_can_be_captured_and_replayed(subject: Subject) -> None:
 _NOT_CAPTURED: Final[Any] = object()
 
 
-def _captured(
-    subject: Subject, module: Any, call: Call, arguments: dict[str, Any], route: str
-) -> Any:
+def _captured(subject: Subject, module: Any, call: Call, arguments: dict[str, Any], route: str) -> Any:
     graph = module.CUDAGraph()
     module.synchronize()
     try:

@@ -16,13 +16,7 @@ from opgraft.testing.groups import buffered, sizes
 from opgraft.testing.layouts import OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import HANDLE, Subject
-from opgraft.testing.survey import (
-    BUFFERED,
-    EDGES,
-    buffer_values_plain,
-    buffer_values_strided,
-    surveyed,
-)
+from opgraft.testing.survey import BUFFERED, EDGES, buffer_values_plain, buffer_values_strided, surveyed
 
 
 def _require_buffers(subject: Subject) -> None:
@@ -131,9 +125,7 @@ def _side_by_side(source: Tensor, target: Tensor, *, overlap: int) -> tuple[Tens
     width = max(source.element_size(), target.element_size())
     first = source.numel() * source.element_size()
     start = -(-(first - overlap) // width) * width if not overlap else (first - overlap) // width * width
-    memory = torch.zeros(
-        start + target.numel() * target.element_size() + width, dtype=torch.uint8
-    ).to(source.device)
+    memory = torch.zeros(start + target.numel() * target.element_size() + width, dtype=torch.uint8).to(source.device)
     before = memory[:first].view(source.dtype).view(source.shape)
     end = start + target.numel() * target.element_size()
     behind = memory[start:end].view(target.dtype).view(target.shape)
@@ -143,13 +135,7 @@ def _side_by_side(source: Tensor, target: Tensor, *, overlap: int) -> tuple[Tens
     return before, behind
 
 
-def _beside(
-    subject: Subject,
-    call: Call,
-    arguments: dict[str, Any],
-    buffer: str,
-    expected: tuple[Any, ...],
-) -> None:
+def _beside(subject: Subject, call: Call, arguments: dict[str, Any], buffer: str, expected: tuple[Any, ...]) -> None:
     for route in subject.routes:
         try:
             result = subject.invoke(route, call, arguments)
@@ -161,5 +147,3 @@ def _beside(
         if fault:
             text = f"{subject.show(call)}, {buffer} directly behind the input in one memory"
             raise Violation(fault, text, route)
-
-

@@ -33,11 +33,7 @@ def gradients_are_natives(subject: Subject) -> None:
 def _compare(subject: Subject, call: Call) -> bool:
     mine, _ = subject.prepare(call)
     theirs, _ = subject.prepare(call, torch.device("cpu"))
-    names = [
-        name
-        for name, value in theirs.items()
-        if isinstance(value, Tensor) and value.dtype.is_floating_point
-    ]
+    names = [name for name, value in theirs.items() if isinstance(value, Tensor) and value.dtype.is_floating_point]
     if not names:
         return False
     for name in names:

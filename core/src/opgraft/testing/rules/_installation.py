@@ -71,8 +71,8 @@ def metadata_names_its_ranges(installed: Installed) -> None:
         except InvalidRequirement as error:
             raise Violation(f"the requirement {text!r} cannot be read: {error}") from None
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            name = canonicalize_name(requirement.name)
-            ranges[name] = ranges.get(name, "") + str(requirement.specifier)
+            known = str(canonicalize_name(requirement.name))
+            ranges[known] = ranges.get(known, "") + str(requirement.specifier)
     for name in ("opgraft", "torch"):
         if name not in ranges:
             raise Violation(f"the metadata names no requirement on {name}")

@@ -69,7 +69,7 @@ def _hold(subject: Subject, calls: list[Call]) -> list[Observation]:
         for route in subject.routes:
             try:
                 seen.append(subject.observe(call, route))
-            except (Declined, NotApplicable) as reason:
+            except (Declined, NotApplicable) as reason:  # noqa: PERF203 - one call at a time
                 why = str(reason)
     if not seen:
         raise NotApplicable(why)
@@ -153,8 +153,6 @@ def _kept(subject: Subject, call: Call) -> Iterator[tuple[str, Any]]:
     results = result if isinstance(result, (tuple, list)) else (result,)
     given = {id(value) for value in arguments.values()}
     references += [
-        ("the result", weakref.ref(one))
-        for one in results
-        if isinstance(one, Tensor) and id(one) not in given
+        ("the result", weakref.ref(one)) for one in results if isinstance(one, Tensor) and id(one) not in given
     ]
     return iter(references)

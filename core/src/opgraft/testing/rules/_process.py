@@ -72,11 +72,7 @@ def _in_a_fresh_process(target: str) -> dict[str, Any]:
     request = json.dumps({"target": target, "path": sys.path})
     try:
         done = subprocess.run(  # noqa: S603 - our own script, the same interpreter
-            [sys.executable, "-I", str(script), request],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=_TIMEOUT,
+            [sys.executable, "-I", str(script), request], capture_output=True, check=False, text=True, timeout=_TIMEOUT
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {_TIMEOUT:.0f} s"}

@@ -73,9 +73,7 @@ def _calls(draw: Any, subject: Subject) -> Call:
     material = subject.material
     combination = draw(strategies.sampled_from(material.combinations))
     if material.is_elementwise and draw(strategies.booleans()):
-        numbers = strategies.one_of(
-            strategies.integers(-5, 1100), strategies.integers(-(2**63), 2**63 - 1)
-        )
+        numbers = strategies.one_of(strategies.integers(-5, 1100), strategies.integers(-(2**63), 2**63 - 1))
         call = material.of_values(tuple(draw(strategies.lists(numbers, max_size=40))), combination)
     else:
         some = strategies.integers(0, 300)
@@ -83,9 +81,7 @@ def _calls(draw: Any, subject: Subject) -> Call:
             some = strategies.sampled_from(BOUNDARY_SIZES)
         seed = draw(strategies.integers(0, 2**16))
         call = Call(size=draw(some), seed=seed, dtypes=combination)
-    layouts = {
-        name: draw(strategies.sampled_from((PLAIN, *INPUT_LAYOUTS))) for name in material.required
-    }
+    layouts = {name: draw(strategies.sampled_from((PLAIN, *INPUT_LAYOUTS))) for name in material.required}
     buffers = {
         name: draw(strategies.sampled_from((PLAIN, *OUTPUT_LAYOUTS)))
         for name in material.writes

@@ -106,16 +106,14 @@ def rejects_reads_no_value(subject: Subject) -> None:
         _ignores_values(subject, call, arguments)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that do more than make a view."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ran: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returns = func._schema.returns  # noqa: SLF001 - the only way to ask
         aliases = [one.alias_info for one in returns]
         if not aliases or not all(info is not None and not info.is_write for info in aliases):
@@ -159,8 +157,7 @@ def _ignores_values(subject: Subject, call: Call, arguments: dict[str, Any]) -> 
     answer = _asked_of(subject, arguments)
     for seed in (11, 12):
         others = {
-            name: _other(value, seed) if isinstance(value, Tensor) else value
-            for name, value in arguments.items()
+            name: _other(value, seed) if isinstance(value, Tensor) else value for name, value in arguments.items()
         }
         other = _asked_of(subject, others)
         if other != answer:
@@ -170,9 +167,7 @@ def _ignores_values(subject: Subject, call: Call, arguments: dict[str, Any]) -> 
 
 def _other(value: Tensor, seed: int) -> Tensor:
     """Give a tensor of the same metadata whose values are others."""
-    memory = torch.empty(
-        value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype
-    )
+    memory = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (memory.numel() * value.element_size(),), generator=generator)
     if value.dtype is not torch.bool:
@@ -222,8 +217,7 @@ def _not_a_pretext(subject: Subject, call: Call, reason: object) -> None:
     pairs = list(zip(results, native, strict=False))
     tolerance = subject.op.tolerance
     if pairs and all(
-        isinstance(mine, Tensor) and judges.difference(mine, theirs, tolerance) is None
-        for mine, theirs in pairs
+        isinstance(mine, Tensor) and judges.difference(mine, theirs, tolerance) is None for mine, theirs in pairs
     ):
         text = f"it refuses ({reason}) a plain call that the kernel runs rightly"
         raise Violation(text, subject.show(call), DIRECT)
@@ -276,7 +270,7 @@ def not_supported_comes_before_writing(subject: Subject) -> None:
             subject.function(*args, **kwargs)
         except NotSupported:
             met = True
-        except Exception:  # noqa: BLE001 - the business of other rules
+        except Exception:  # noqa: BLE001, S112 - the business of other rules
             continue
         else:
             continue
@@ -307,9 +301,7 @@ def bad_input_is_refused(subject: Subject) -> None:
                 continue
 
 
-def _same_refusal(
-    subject: Subject, what: str, arguments: dict[str, Any], expected: type[Exception]
-) -> None:
+def _same_refusal(subject: Subject, what: str, arguments: dict[str, Any], expected: type[Exception]) -> None:
     args, kwargs = subject.split(arguments)
     try:
         subject.routes[HANDLE](*args, **kwargs)
@@ -381,5 +373,3 @@ def undeclared_dtype_is_left_alone(subject: Subject) -> None:
             message = f"raises {type(error).__name__}, expected NoKernelError"
             raise Violation(message, text, HANDLE) from error
         raise Violation("the kernel is run with a dtype that it does not declare", text, HANDLE)
-
-

@@ -31,38 +31,6 @@ _THREAD_SECONDS: Final = 0.6
 _THREAD_CALLS: Final = 400
 
 
-@rule()
-def process_state_is_kept(subject: Subject) -> None:
-    """A call changes no default, mode, random state, environment, thread count, device or patch."""
-    call = next(sizes(subject, (33,)), None)
-    if call is None:
-        raise NotApplicable("the kernel declares no dtype that the op supports")
-    before = ambient.lasting()
-    ran = _attempt(subject, call)
-    _compare(subject, call, ambient.changed(before, ambient.lasting()))
-    for call in itertools.islice(broad(subject), 40):  # noqa: B020 - the first is told apart
-        if subject.out_of_time:
-            break
-        steady = ambient.snapshot()
-        ran |= _attempt(subject, call)
-        _compare(subject, call, ambient.changed(steady, ambient.snapshot()))
-    if not ran:
-        raise NotApplicable("every call was passed on")
-
-
-def _attempt(subject: Subject, call: Call) -> bool:
-    try:
-        subject.observe(call, DIRECT)
-    except (Declined, NotApplicable):
-        return False
-    return True
-
-
-def _compare(subject: Subject, call: Call, names: list[str]) -> None:
-    if names:
-        raise Violation(f"a call changes {', '.join(names)}", subject.show(call), DIRECT)
-
-
 @rule(seconds=1.5)
 def circumstances_do_not_matter(subject: Subject) -> None:
     """Default dtype and device, grad modes, autocast, filled memory, threads, folder: no matter."""
@@ -140,7 +108,7 @@ def _in_event_loop(subject: Subject, call: Call) -> None:
 def calls_are_quiet(subject: Subject) -> None:
     """After the first call, a call prints nothing and warns of nothing."""
     calls = [*sizes(subject, (0, 33)), *buffered(subject, (33,), (PLAIN,))][:8]
-    ran = [call for call in calls if _attempt(subject, call)]
+    ran = [call for call in calls if subject.attempt(call)]
     if not ran:
         raise NotApplicable("every call was passed on")
     for call in ran:
@@ -192,9 +160,7 @@ def same_input_same_result(subject: Subject) -> None:
 
 def _bits(seen: Observation) -> list[bytes]:
     tensors = [one for one in seen.outputs if isinstance(one, Tensor)]
-    return [
-        one.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for one in tensors
-    ]
+    return [one.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for one in tensors]
 
 
 @rule(seconds=1.0)

@@ -10,15 +10,7 @@ from typing import Final
 from opgraft.testing import judges
 from opgraft.testing.calls import LARGE_SIZES, LARGER_SIZES, Call
 from opgraft.testing.faults import Declined, NotApplicable, Violation
-from opgraft.testing.groups import (
-    boundaries,
-    dense_numbers,
-    edges,
-    every_combination,
-    extreme_numbers,
-    sizes,
-    strided,
-)
+from opgraft.testing.groups import boundaries, dense_numbers, edges, every_combination, extreme_numbers, sizes, strided
 from opgraft.testing.layouts import INPUT_LAYOUTS, OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import Subject
@@ -52,9 +44,7 @@ def empty_input(subject: Subject) -> None:
             call = Call(size=0, seed=1, dtypes=combination)
             yield call
             yield from (
-                call.but(layouts=((name, layout),))
-                for name in subject.material.inputs
-                for layout in INPUT_LAYOUTS
+                call.but(layouts=((name, layout),)) for name in subject.material.inputs for layout in INPUT_LAYOUTS
             )
             yield from (call.but(buffers=((name, PLAIN),)) for name in subject.material.writes)
 
@@ -110,8 +100,13 @@ def large_input(subject: Subject) -> None:
     wanted = (*LARGE_SIZES, *LARGER_SIZES) if subject.thorough else LARGE_SIZES
     affordable = [size for size in wanted if _affordable(subject, size)]
     if not affordable:
-        affordable = [max(size for size in (2**10 + 3, 2**14 + 3, 2**17 + 3, 2**19 + 3)
-                          if size == 2**10 + 3 or _affordable(subject, size))]
+        affordable = [
+            max(
+                size
+                for size in (2**10 + 3, 2**14 + 3, 2**17 + 3, 2**19 + 3)
+                if size == 2**10 + 3 or _affordable(subject, size)
+            )
+        ]
         subject.notes.append(f"stopped at size {affordable[0]}: larger ones take too long here")
 
     def calls() -> Iterator[Call]:
@@ -119,8 +114,7 @@ def large_input(subject: Subject) -> None:
             for combination in subject.material.combinations[:2]:
                 yield Call(size=size, seed=1, dtypes=combination)
             yield from (
-                Call(size=size, seed=2, dtypes=subject.material.combinations[-1],
-                     buffers=((name, OUTPUT_LAYOUTS[0]),))
+                Call(size=size, seed=2, dtypes=subject.material.combinations[-1], buffers=((name, OUTPUT_LAYOUTS[0]),))
                 for name in subject.material.writes
             )
 
@@ -202,8 +196,7 @@ def _explicit_none(subject: Subject, call: Call, route: str) -> None:
     optional = [
         name
         for name in subject.material.writes
-        if name not in subject.kernel.leaves_out
-        and subject.material.signature.parameters[name].default is None
+        if name not in subject.kernel.leaves_out and subject.material.signature.parameters[name].default is None
     ]
     if not optional:
         return
