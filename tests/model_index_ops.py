@@ -165,12 +165,7 @@ def compact_valid_indices(
 
 
 def topk_to_slots(
-    table: Table,
-    topk: Table,
-    *,
-    cu_q: Vector | None = None,
-    output_rows: int | None = None,
-    page_size: int = 1,
+    table: Table, topk: Table, *, cu_q: Vector | None = None, output_rows: int | None = None, page_size: int = 1
 ) -> list[list[int]]:
     result = []
     for token, line in enumerate(topk):
@@ -182,10 +177,7 @@ def topk_to_slots(
                 if cu_q[request] <= token < cu_q[request + 1]:
                     row = request
         result.append(
-            [
-                wrapped(read(table, row, position, page_size)) if position >= 0 else ABSENT
-                for position in line
-            ]
+            [wrapped(read(table, row, position, page_size)) if position >= 0 else ABSENT for position in line]
         )
     k = columns_of(topk)
     for _ in range(len(topk), len(topk) if output_rows is None else output_rows):
@@ -209,22 +201,16 @@ def topk_valid_length(
     return lengths, after
 
 
-def topk_to_slots_dcp(
-    slots: Table, *, world_size: int, rank: int
-) -> tuple[list[list[int]], list[int]]:
+def topk_to_slots_dcp(slots: Table, *, world_size: int, rank: int) -> tuple[list[list[int]], list[int]]:
     local, counts = [], []
     for line in slots:
-        owned = [
-            wrapped(slot // world_size) for slot in line if slot >= 0 and slot % world_size == rank
-        ]
+        owned = [wrapped(slot // world_size) for slot in line if slot >= 0 and slot % world_size == rank]
         counts.append(len(owned))
         local.append(owned + [ABSENT] * (len(line) - len(owned)))
     return local, counts
 
 
-def extend_positions(
-    prefix_lens: Vector, extend_lens: Vector, *, total: int, out: Vector | None = None
-) -> list[int]:
+def extend_positions(prefix_lens: Vector, extend_lens: Vector, *, total: int, out: Vector | None = None) -> list[int]:
     result = [0] * total if out is None else list(out)
     place = 0
     for request, length in enumerate(extend_lens):
@@ -246,9 +232,7 @@ def owned_tokens(begin: int, length: int, world_size: int, rank: int) -> int:
     return before(begin + length) - before(begin)
 
 
-def cp_interleave_split(
-    extend_lens: Vector, *, world_size: int, rank: int
-) -> tuple[list[int], list[int]]:
+def cp_interleave_split(extend_lens: Vector, *, world_size: int, rank: int) -> tuple[list[int], list[int]]:
     shares, requests, begin = [], [], 0
     for request, length in enumerate(extend_lens):
         share = owned_tokens(begin, max(length, 0), world_size, rank)

@@ -27,9 +27,7 @@ INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 
 
-def require_int(
-    op: str, name: str, value: Any, *, at_least: int = 0, at_most: int = INT64_MAX
-) -> None:
+def require_int(op: str, name: str, value: Any, *, at_least: int = 0, at_most: int = INT64_MAX) -> None:
     """Demand a host integer within bounds; a tensor would hide a synchronisation.
 
     Raises

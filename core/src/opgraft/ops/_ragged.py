@@ -11,21 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = [
-    "FAR",
-    "counts_before",
-    "deliver",
-    "place",
-    "spread",
-    "within_reach",
-]
+__all__ = ["FAR", "counts_before", "deliver", "place", "spread", "within_reach"]
 
-FAR = 2**62
-"""Beyond every real position, and two of them still add up in 64 bit."""
+FAR = 2**61
+"""Beyond every real position; a few of them still add up in 64 bit."""
 
 
 def within_reach(values: Tensor, low: int = -FAR) -> Tensor:
-    """Widen to int64 and keep within `FAR`, so that sums of two cannot wrap round."""
+    """Widen to int64 and keep within `FAR`, so that sums of a few cannot wrap round."""
     return values.to(torch.int64).clamp(low, FAR)
 
 

@@ -12,16 +12,7 @@ Arguments = dict[str, Any]
 Dtypes = Mapping[str, torch.dtype]
 Cases = Iterator[tuple[str, Arguments]]
 
-__all__ = [
-    "Arguments",
-    "Cases",
-    "Dtypes",
-    "batch_of",
-    "integers",
-    "lengths_near",
-    "slot_table",
-    "tensor",
-]
+__all__ = ["Arguments", "Cases", "Dtypes", "batch_of", "integers", "lengths_near", "slot_table", "tensor"]
 
 _TABLE_LIMIT = 2**24
 """Entries of a sampled table at most: beyond it, requests share rows."""
@@ -33,9 +24,7 @@ def tensor(values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=torch.int64).clamp(limits.min, limits.max).to(dtype)
 
 
-def integers(
-    low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
-) -> Tensor:
+def integers(low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Draw integers from [low, high)."""
     return torch.randint(low, high, shape, dtype=dtype, generator=generator)
 

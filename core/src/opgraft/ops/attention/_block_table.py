@@ -22,16 +22,7 @@ from opgraft.ops._arguments import (
 )
 from opgraft.ops._dtypes import INDEX, INT32
 from opgraft.ops._ragged import deliver, within_reach
-from opgraft.ops._samples import (
-    Arguments,
-    Cases,
-    Dtypes,
-    batch_of,
-    integers,
-    lengths_near,
-    slot_table,
-    tensor,
-)
+from opgraft.ops._samples import Arguments, Cases, Dtypes, batch_of, integers, lengths_near, slot_table, tensor
 from opgraft.ops._slots import read_slots
 from opgraft.spec import EXACT, FormatSignature
 
@@ -92,9 +83,7 @@ class BlockTable(BaseFusedOp):
     >>> import torch
     >>> from opgraft.ops import attention
     >>> table = torch.tensor([[0, 0, 0, 0, 0, 0], [8, 9, 10, 11, 20, 21]], dtype=torch.int32)
-    >>> attention.block_table(
-    ...     table, torch.tensor([1, 0]), torch.tensor([6, 0]), page_size=4, max_pages=3
-    ... )
+    >>> attention.block_table(table, torch.tensor([1, 0]), torch.tensor([6, 0]), page_size=4, max_pages=3)
     tensor([[ 2,  5, -1],
             [-1, -1, -1]], dtype=torch.int32)
 
@@ -180,9 +169,7 @@ class BlockTable(BaseFusedOp):
         table = slot_table(batch, (columns + 1) * 64, dtypes["req_to_token"], generator)
         return {
             "req_to_token": table,
-            "req_pool_indices": integers(
-                0, table.shape[0], (batch,), dtypes["req_pool_indices"], generator
-            ),
+            "req_pool_indices": integers(0, table.shape[0], (batch,), dtypes["req_pool_indices"], generator),
             "kv_lens": lengths,
             "kv_starts": integers(0, 2, (batch,), dtypes["kv_starts"], generator) * 64,
             "page_size": 64,
@@ -193,11 +180,7 @@ class BlockTable(BaseFusedOp):
         """Give the calls at which an implementation goes wrong."""
 
         def call(
-            table: Tensor,
-            rows: list[int],
-            lengths: list[int],
-            starts: list[int] | None = None,
-            **options: Any,
+            table: Tensor, rows: list[int], lengths: list[int], starts: list[int] | None = None, **options: Any
         ) -> Arguments:
             arguments = {
                 "req_to_token": table,
@@ -229,28 +212,13 @@ class BlockTable(BaseFusedOp):
                 f"page size {page_size}",
                 call(table, rows, lengths, page_size=page_size, max_pages=600 // page_size + 2),
             )
-            yield (
-                f"page size {page_size}, buffer",
-                call(table, rows, lengths, page_size=page_size, out=canary(6, 40)),
-            )
+            yield (f"page size {page_size}, buffer", call(table, rows, lengths, page_size=page_size, out=canary(6, 40)))
         yield "a column short", call(table, rows, [600] * 6, page_size=16, max_pages=37)
-        yield (
-            "a column short, buffer",
-            call(table, rows, [600, 0, 600, 33, 600, 1], page_size=16, out=canary(6, 37)),
-        )
-        yield (
-            "filled tail",
-            call(table, rows, [600, 0, 7, 33, 64, 1], page_size=16, tail=0, out=canary(6, 41)),
-        )
+        yield ("a column short, buffer", call(table, rows, [600, 0, 600, 33, 600, 1], page_size=16, out=canary(6, 37)))
+        yield ("filled tail", call(table, rows, [600, 0, 7, 33, 64, 1], page_size=16, tail=0, out=canary(6, 41)))
         yield "fresh tail", call(table, rows[:2], [5, 40], page_size=16, max_pages=5, tail=7)
-        yield (
-            "negative slots",
-            call(holes, rows, [600] * 6, [0, 1, 2, 3, 4, 5], page_size=16, max_pages=40),
-        )
-        yield (
-            "beyond the table",
-            call(table, [1, 2, 3], [90, 65, 64], [560, 599, 600], page_size=16, max_pages=7),
-        )
+        yield ("negative slots", call(holes, rows, [600] * 6, [0, 1, 2, 3, 4, 5], page_size=16, max_pages=40))
+        yield ("beyond the table", call(table, [1, 2, 3], [90, 65, 64], [560, 599, 600], page_size=16, max_pages=7))
         yield (
             "far outside the table",
             call(
@@ -262,13 +230,7 @@ class BlockTable(BaseFusedOp):
                 max_pages=7,
             ),
         )
-        yield (
-            "requests outside",
-            call(table, [-1, 6, INT64_MIN, INT64_MAX], [90] * 4, page_size=16, max_pages=7),
-        )
+        yield ("requests outside", call(table, [-1, 6, INT64_MIN, INT64_MAX], [90] * 4, page_size=16, max_pages=7))
         yield "largest page", call(table, [1, 2], [600, 1], page_size=2**31 - 1, max_pages=3)
         yield "table without rows", call(table[:0], [0, 1], [20, 3], page_size=16, max_pages=3)
-        yield (
-            "table without columns",
-            call(table[:, :0].contiguous(), [0, 1], [20, 3], page_size=16, max_pages=3),
-        )
+        yield ("table without columns", call(table[:, :0].contiguous(), [0, 1], [20, 3], page_size=16, max_pages=3))

@@ -81,7 +81,4 @@ class ClampPosition(BaseFusedOp):
         extremes = [limits.min, limits.min + 1, -1, 0, 1, 2, limits.max - 1, limits.max]
         yield "no requests", {"seq_lens": tensor([], dtype)}
         yield "extremes", {"seq_lens": tensor(extremes, dtype)}
-        yield (
-            "any value, odd size",
-            {"seq_lens": integers(limits.min, limits.max, (1031,), dtype, generator)},
-        )
+        yield ("any value, odd size", {"seq_lens": integers(limits.min, limits.max, (1031,), dtype, generator)})

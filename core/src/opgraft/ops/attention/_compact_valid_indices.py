@@ -71,11 +71,7 @@ class CompactValidIndices(BaseFusedOp):
         supported_dtypes={"indices": INDEX, "indptr": INDEX, "out": INDEX},
         output_dtype=("int32", "int32"),
         description="A selection with holes in; places and one stream of valid indices out.",
-        shapes={
-            "indices": ("rows", "columns"),
-            "indptr": ("rows + 1",),
-            "out": ("capacity",),
-        },
+        shapes={"indices": ("rows", "columns"), "indptr": ("rows + 1",), "out": ("capacity",)},
     )
     writes: ClassVar[Mapping[str, int]] = {"out": 1}
     tolerance = EXACT
@@ -127,10 +123,7 @@ class CompactValidIndices(BaseFusedOp):
         yield "no rows", {"indices": small[:0]}
         yield "no rows, buffer", {"indices": small[:0], "out": canary(3)}
         yield "no columns", {"indices": small[:, :0].contiguous()}
-        yield (
-            "no columns, places given",
-            {"indices": small[:, :0].contiguous(), "indptr": indptr(4, 5, 6, 7)},
-        )
+        yield ("no columns, places given", {"indices": small[:, :0].contiguous(), "indptr": indptr(4, 5, 6, 7)})
         yield "other negatives", {"indices": small}
         yield "all holes", {"indices": torch.full((4, 9), -1, dtype=dtype)}
         yield "no holes", {"indices": integers(0, 99, (4, 9), dtype, generator)}
@@ -139,15 +132,9 @@ class CompactValidIndices(BaseFusedOp):
         yield "no buffer at all", {"indices": small, "out": canary(0)}
         yield "places given", {"indices": small, "indptr": indptr(0, 2, 2, 6)}
         yield "gaps", {"indices": small, "indptr": indptr(3, 7, 9, 20), "out": canary(15)}
-        yield (
-            "places outside",
-            {"indices": small, "indptr": indptr(-1, 3, 10, 20), "out": canary(12)},
-        )
+        yield ("places outside", {"indices": small, "indptr": indptr(-1, 3, 10, 20), "out": canary(12)})
         yield (
             "places far outside",
-            {
-                "indices": small,
-                "indptr": tensor([-(2**63), 3, 2**63 - 1, 0], dtypes["indptr"]),
-            },
+            {"indices": small, "indptr": tensor([-(2**63), 3, 2**63 - 1, 0], dtypes["indptr"])},
         )
         yield "many rows", {"indices": integers(-3, 9, (1031, 5), dtype, generator)}

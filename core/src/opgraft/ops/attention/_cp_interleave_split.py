@@ -56,9 +56,7 @@ class CpInterleaveSplit(BaseFusedOp):
     --------
     >>> import torch
     >>> from opgraft.ops import attention
-    >>> shares, requests = attention.cp_interleave_split(
-    ...     torch.tensor([5, 1, 4]), world_size=2, rank=0
-    ... )
+    >>> shares, requests = attention.cp_interleave_split(torch.tensor([5, 1, 4]), world_size=2, rank=0)
     >>> shares
     tensor([3, 2, 0])
     >>> requests
@@ -77,9 +75,7 @@ class CpInterleaveSplit(BaseFusedOp):
     deterministic = True
     sample_sizes: ClassVar[tuple[int, ...]] = (1, 64, 512, 4096)
 
-    def forward_native(
-        self, extend_lens: Tensor, *, world_size: int, rank: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward_native(self, extend_lens: Tensor, *, world_size: int, rank: int) -> tuple[Tensor, Tensor]:
         """Compute it from the formula, in plain torch."""
         lengths = extend_lens.to(torch.int64).clamp(min=0)
         begins = counts_before(lengths.remainder(world_size))[:-1]

@@ -12,25 +12,10 @@ from torch import Tensor
 
 from opgraft.errors import ArgumentValueError
 from opgraft.fused_op import BaseFusedOp
-from opgraft.ops._arguments import (
-    INT32_MAX,
-    INT64_MAX,
-    INT64_MIN,
-    require_int,
-    require_unit_column_stride,
-)
+from opgraft.ops._arguments import INT32_MAX, INT64_MAX, INT64_MIN, require_int, require_unit_column_stride
 from opgraft.ops._dtypes import INDEX
 from opgraft.ops._ragged import counts_before, within_reach
-from opgraft.ops._samples import (
-    Arguments,
-    Cases,
-    Dtypes,
-    batch_of,
-    integers,
-    lengths_near,
-    slot_table,
-    tensor,
-)
+from opgraft.ops._samples import Arguments, Cases, Dtypes, batch_of, integers, lengths_near, slot_table, tensor
 from opgraft.ops._slots import read_slots, translate
 from opgraft.spec import EXACT, FormatSignature
 
@@ -180,9 +165,7 @@ class CsrKvIndices(BaseFusedOp):
         positions = offsets
         if kv_starts is not None:
             positions = within_reach(kv_starts)[run] + offsets.clamp(min=0)
-        slots = read_slots(
-            req_to_token, req_pool_indices.to(torch.int64)[run], positions, page_size
-        )
+        slots = read_slots(req_to_token, req_pool_indices.to(torch.int64)[run], positions, page_size)
         if token_map is not None:
             slots = translate(slots, token_map)
         return out.copy_(torch.where(covered, slots.to(out.dtype), out))
@@ -241,9 +224,7 @@ class CsrKvIndices(BaseFusedOp):
         table = slot_table(batch, mean + mean // 2 + 64, dtypes["req_to_token"], generator)
         return {
             "req_to_token": table,
-            "req_pool_indices": integers(
-                0, table.shape[0], (batch,), dtypes["req_pool_indices"], generator
-            ),
+            "req_pool_indices": integers(0, table.shape[0], (batch,), dtypes["req_pool_indices"], generator),
             "kv_lens": lengths.to(dtypes["kv_lens"]),
             "kv_indptr": indptr.to(dtypes["kv_indptr"]),
             "kv_starts": starts.to(dtypes["kv_starts"]),
@@ -326,19 +307,11 @@ def _buffers(call: Callable[..., Arguments], table: Tensor, dtype: torch.dtype) 
     gaps = [2, 9, 11, 16]
     yield "gaps", call(table, [3, 1, 2], [4, 0, 5], indptr=gaps, out=canary(20))
     outside = [-4, 8, 1000, INT64_MAX, 0]
-    yield (
-        "offsets outside",
-        call(table, [1, 2, 3, 4], [9, 4, 4, 4], indptr=outside, out=canary(10)),
-    )
+    yield ("offsets outside", call(table, [1, 2, 3, 4], [9, 4, 4, 4], indptr=outside, out=canary(10)))
     yield "length without end", call(table, [1], [INT64_MAX], indptr=[3, 0], out=canary(700))
 
 
-def _entries(
-    call: Callable[..., Arguments],
-    table: Tensor,
-    dtypes: Dtypes,
-    generator: torch.Generator,
-) -> Cases:
+def _entries(call: Callable[..., Arguments], table: Tensor, dtypes: Dtypes, generator: torch.Generator) -> Cases:
     """Read entries that are negative, pages, or outside the map."""
     holes = table.clone()
     holes[:, ::7] = -1

@@ -75,12 +75,7 @@ class ExtendPositions(BaseFusedOp):
     sample_sizes: ClassVar[tuple[int, ...]] = (1, 64, 4096, 2**17)
 
     def forward_native(
-        self,
-        prefix_lens: Tensor,
-        extend_lens: Tensor,
-        *,
-        total: int,
-        out: Tensor | None = None,
+        self, prefix_lens: Tensor, extend_lens: Tensor, *, total: int, out: Tensor | None = None
     ) -> Tensor:
         """Compute it from the formula, in plain torch: each token looks for its request."""
         if out is None:
@@ -92,21 +87,11 @@ class ExtendPositions(BaseFusedOp):
             positions = prefix_lens.to(torch.int64).clamp(min=0)[run] + positions
         return deliver(torch.where(covered, positions, out), torch.int64, out)
 
-    def validate(
-        self,
-        prefix_lens: Tensor,
-        extend_lens: Tensor,
-        *,
-        total: int,
-        out: Tensor | None = None,
-    ) -> None:
+    def validate(self, prefix_lens: Tensor, extend_lens: Tensor, *, total: int, out: Tensor | None = None) -> None:
         """Refuse prefixes for other requests, and a total that does not fit."""
         prefixes, batch = prefix_lens.shape[0], extend_lens.shape[0]
         if prefixes != 0 and prefixes != batch:  # noqa: PLR1714 - a symbolic size has no hash
-            message = (
-                f"{self.op}: prefix_lens must have {batch} entries, as extend_lens has, or none, "
-                f"got {prefixes}"
-            )
+            message = f"{self.op}: prefix_lens must have {batch} entries, as extend_lens has, or none, got {prefixes}"
             raise ArgumentValueError(message)
         require_int(self.op, "total", total)
         if out is not None:

@@ -21,16 +21,7 @@ from opgraft.ops._arguments import (
 )
 from opgraft.ops._dtypes import INDEX, INT32
 from opgraft.ops._ragged import deliver, within_reach
-from opgraft.ops._samples import (
-    Arguments,
-    Cases,
-    Dtypes,
-    batch_of,
-    integers,
-    lengths_near,
-    slot_table,
-    tensor,
-)
+from opgraft.ops._samples import Arguments, Cases, Dtypes, batch_of, integers, lengths_near, slot_table, tensor
 from opgraft.ops._slots import read_slots
 from opgraft.spec import EXACT, FormatSignature
 
@@ -222,9 +213,7 @@ class PrefillAwarePageTable(BaseFusedOp):
         holes[:, ::5] = -2
         prompts = [9, 0, 40, 255, 600, -5]
 
-        def call(
-            rows: list[int], lengths: list[int], source: Tensor = table, **options: Any
-        ) -> Arguments:
+        def call(rows: list[int], lengths: list[int], source: Tensor = table, **options: Any) -> Arguments:
             return {
                 "req_to_token": source,
                 "req_pool_indices": tensor(rows, dtypes["req_pool_indices"]),
@@ -240,10 +229,7 @@ class PrefillAwarePageTable(BaseFusedOp):
         lengths = [300, 257, 9, 600, 41, 599]
         yield "no requests", call([], [], window=16, max_kv=8)
         yield "no columns", call(rows, lengths, window=16, max_kv=0)
-        yield (
-            "no columns, buffers",
-            call(rows, lengths, window=16, out=canary(6, 0), out_lens=canary(6)),
-        )
+        yield ("no columns, buffers", call(rows, lengths, window=16, out=canary(6, 0), out_lens=canary(6)))
         yield "all empty", call(rows[:3], [0, -1, INT64_MIN], window=16, max_kv=5)
         yield "all empty, buffer", call(rows[:3], [0, -1, -9], window=16, out=canary(3, 5))
         for window in (0, 1, 128, 600, INT64_MAX):
@@ -252,26 +238,14 @@ class PrefillAwarePageTable(BaseFusedOp):
         yield "a column short", call(rows, lengths, window=128, max_kv=299)
         yield "window that does not fit", call(rows, lengths, window=128, out=canary(6, 60))
         yield "prompt that does not fit", call(rows, lengths, window=128, out=canary(6, 30))
-        yield (
-            "both buffers, tails",
-            call(rows, lengths, window=64, out=canary(6, 700), out_lens=canary(6)),
-        )
+        yield ("both buffers, tails", call(rows, lengths, window=64, out=canary(6, 700), out_lens=canary(6)))
         yield "lengths buffer", call(rows, lengths, window=64, max_kv=320, out_lens=canary(6))
-        yield (
-            "beyond the table",
-            call(rows, [1000, 601, 700, 650, 9999, 640], window=64, max_kv=400),
-        )
-        yield (
-            "far beyond the table",
-            call([0, 3, 4], [INT64_MAX, INT64_MAX - 1, 2**40], window=8, max_kv=300),
-        )
+        yield ("beyond the table", call(rows, [1000, 601, 700, 650, 9999, 640], window=64, max_kv=400))
+        yield ("far beyond the table", call([0, 3, 4], [INT64_MAX, INT64_MAX - 1, 2**40], window=8, max_kv=300))
         yield "requests outside", call([-1, 6, INT64_MIN, INT64_MAX], [90] * 4, window=8, max_kv=20)
         yield "negative entries", call(rows, lengths, holes, window=64, max_kv=320)
         yield "table without rows", call([0, 1], [20, 3], table[:0], window=8, max_kv=20)
-        yield (
-            "table without columns",
-            call([0, 1], [20, 3], table[:, :0].contiguous(), window=8, max_kv=20),
-        )
+        yield ("table without columns", call([0, 1], [20, 3], table[:, :0].contiguous(), window=8, max_kv=20))
         long = integers(0, 2**20, (6, 70_001), dtypes["req_to_token"], generator)
         many = [64] * 40
         many[17] = 70_001

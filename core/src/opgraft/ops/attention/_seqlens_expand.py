@@ -75,9 +75,7 @@ class SeqlensExpand(BaseFusedOp):
     deterministic = True
     sample_sizes: ClassVar[tuple[int, ...]] = (1, 64, 4096, 2**17)
 
-    def forward_native(
-        self, q_lens: Tensor, kv_lens: Tensor, *, total: int, out: Tensor | None = None
-    ) -> Tensor:
+    def forward_native(self, q_lens: Tensor, kv_lens: Tensor, *, total: int, out: Tensor | None = None) -> Tensor:
         """Compute it from the formula, in plain torch: each token looks for its request."""
         if q_lens.shape[0] == 0:
             return deliver(q_lens.new_zeros(total), torch.int32, out)
@@ -88,9 +86,7 @@ class SeqlensExpand(BaseFusedOp):
         lengths = torch.where(covered, lengths.clamp(min=0), 0)
         return deliver(lengths, torch.int32, out)
 
-    def validate(
-        self, q_lens: Tensor, kv_lens: Tensor, *, total: int, out: Tensor | None = None
-    ) -> None:
+    def validate(self, q_lens: Tensor, kv_lens: Tensor, *, total: int, out: Tensor | None = None) -> None:
         """Refuse a total that is no int, negative or not the size of the buffer."""
         require_int(self.op, "total", total)
         if out is not None:
@@ -129,14 +125,8 @@ class SeqlensExpand(BaseFusedOp):
         yield "sum below total", call([2, 3], [7, 8], total=9, out=canary(9))
         yield "sum above total", call([2, 3, 4], [7, 8, 9], total=4, out=canary(4))
         yield "no room", call([2, 3], [7, 8], total=0, out=canary(0))
-        yield (
-            "extremes",
-            call([2, INT64_MIN, 3, 2], [INT64_MIN, 5, -1, 2**31 - 1], total=7),
-        )
-        yield (
-            "queries without end",
-            call([2, INT64_MAX, 3, INT64_MAX], [4, INT64_MAX, 5, 6], total=40),
-        )
+        yield ("extremes", call([2, INT64_MIN, 3, 2], [INT64_MIN, 5, -1, 2**31 - 1], total=7))
+        yield ("queries without end", call([2, INT64_MAX, 3, INT64_MAX], [4, INT64_MAX, 5, 6], total=40))
         yield "one long, many short", call([1] * 20 + [4099] + [1] * 20, [5000] * 41, total=4139)
         queries = integers(0, 4, (1031,), torch.int64, generator).tolist()
         yield "many requests", call(queries, [9] * 1031, total=sum(queries))

@@ -147,10 +147,7 @@ class TopkToSlots(BaseFusedOp):
         if output_rows is not None:
             require_int(self.op, "output_rows", output_rows)
             if output_rows < tokens:
-                message = (
-                    f"{self.op}: output_rows must be at least {tokens}, the rows of topk, got "
-                    f"{output_rows}"
-                )
+                message = f"{self.op}: output_rows must be at least {tokens}, the rows of topk, got {output_rows}"
                 raise ArgumentValueError(message)
             rows = output_rows
         if out is not None:
@@ -195,20 +192,11 @@ class TopkToSlots(BaseFusedOp):
         yield "extremes", {"table": table, "topk": tensor([ends] * 5, dtypes["topk"])}
         yield "negative entries", {"table": holes, "topk": topk[:5]}
         yield "more rows", {"table": table, "topk": topk[:5], "output_rows": 9}
-        yield (
-            "more rows, buffer",
-            {"table": table, "topk": topk[:5], "output_rows": 9, "out": canary(9, 33)},
-        )
+        yield ("more rows, buffer", {"table": table, "topk": topk[:5], "output_rows": 9, "out": canary(9, 33)})
         yield "requests", {"table": table, "topk": topk, "cu_q": bounds(0, 3, 3, 4, 10, 11)}
         yield (
             "requests, fewer queries than rows",
-            {
-                "table": table,
-                "topk": topk,
-                "cu_q": bounds(0, 3, 3, 4, 7, 8),
-                "output_rows": 13,
-                "out": canary(13, 33),
-            },
+            {"table": table, "topk": topk, "cu_q": bounds(0, 3, 3, 4, 7, 8), "output_rows": 13, "out": canary(13, 33)},
         )
         yield "requests, none active", {"table": table, "topk": topk, "cu_q": bounds(*[0] * 6)}
         yield (
@@ -220,7 +208,4 @@ class TopkToSlots(BaseFusedOp):
             topk = integers(-3, 300 * page_size + 20, (5, 65), dtypes["topk"], generator)
             small = holes.clamp(max=2**20)
             yield f"page size {page_size}", {"table": small, "topk": topk, "page_size": page_size}
-        yield (
-            "table without columns",
-            {"table": table[:, :0].contiguous(), "topk": positions(5, 7)},
-        )
+        yield ("table without columns", {"table": table[:, :0].contiguous(), "topk": positions(5, 7)})

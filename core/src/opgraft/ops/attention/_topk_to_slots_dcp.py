@@ -96,11 +96,7 @@ class TopkToSlotsDcp(BaseFusedOp):
         tokens = size // k
         slots = integers(0, 2**20, (tokens, k), dtypes["slots"], generator)
         lengths = integers(0, k + 1, (tokens, 1), torch.int64, generator)
-        return {
-            "slots": slots.masked_fill_(torch.arange(k) > lengths, -1),
-            "world_size": 4,
-            "rank": 1,
-        }
+        return {"slots": slots.masked_fill_(torch.arange(k) > lengths, -1), "world_size": 4, "rank": 1}
 
     def edge_samples(self, *, dtypes: Dtypes, generator: torch.Generator) -> Cases:
         """Give the selections at which an implementation goes wrong."""
@@ -112,10 +108,7 @@ class TopkToSlotsDcp(BaseFusedOp):
         slots[10, ::2] = limits.max
         for world_size in (1, 2, 3, 8, 2**31 - 1):
             for rank in sorted({0, world_size // 2, world_size - 1}):
-                yield (
-                    f"rank {rank} of {world_size}",
-                    {"slots": slots, "world_size": world_size, "rank": rank},
-                )
+                yield (f"rank {rank} of {world_size}", {"slots": slots, "world_size": world_size, "rank": rank})
         wide = integers(-4, 2**20, (3, 2051), dtype, generator)
         yield "2051 columns", {"slots": wide, "world_size": 3, "rank": 2}
         yield "one column", {"slots": wide[:, :1].contiguous(), "world_size": 2, "rank": 0}

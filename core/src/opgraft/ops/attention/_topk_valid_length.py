@@ -81,9 +81,7 @@ class TopkValidLength(BaseFusedOp):
     deterministic = True
     sample_sizes: ClassVar[tuple[int, ...]] = (1, 2048, 2**17, 2**21)
 
-    def forward_native(
-        self, topk: Tensor, *, rule: str = "last", minimum: int = 1, repair: bool = False
-    ) -> Tensor:
+    def forward_native(self, topk: Tensor, *, rule: str = "last", minimum: int = 1, repair: bool = False) -> Tensor:
         """Compute it from the formula, in plain torch."""
         tokens, k = topk.shape
         if k == 0:
@@ -97,9 +95,7 @@ class TopkValidLength(BaseFusedOp):
             topk[:, 0] = torch.where(lengths == 0, 0, topk[:, 0])
         return lengths.clamp(min=minimum).to(torch.int32)
 
-    def validate(
-        self, topk: Tensor, *, rule: str = "last", minimum: int = 1, repair: bool = False
-    ) -> None:
+    def validate(self, topk: Tensor, *, rule: str = "last", minimum: int = 1, repair: bool = False) -> None:
         """Refuse an unknown rule, another minimum than 0 and 1, and repairs in shared memory."""
         if rule not in {"last", "count"}:
             message = f"{self.op}: rule must be 'last' or 'count', got {rule!r}"
@@ -108,9 +104,7 @@ class TopkValidLength(BaseFusedOp):
         if not isinstance(repair, bool):
             message = f"{self.op}: repair must be a bool, got {type(repair).__name__}"
             raise ArgumentTypeError(message)
-        if repair and any(
-            size > 1 and stride == 0 for size, stride in zip(topk.shape, topk.stride(), strict=True)
-        ):
+        if repair and any(size > 1 and stride == 0 for size, stride in zip(topk.shape, topk.stride(), strict=True)):
             message = (
                 f"{self.op}: topk must have entries of their own where repair is on, got strides "
                 f"{tuple(topk.stride())} for shape {tuple(topk.shape)}"
