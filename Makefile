@@ -42,7 +42,7 @@ $(STAMPS)/build: $(STAMPS)/venv constraints.txt pyproject.toml
 # Our distributions as editable installs, torch and the rest as constraints.txt pins them.
 $(STAMPS)/distributions: $(STAMPS)/build $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@echo "Installing opgraft, its plugins and what they need into $(VENV)"
-	@$(PIP_INSTALL) --no-build-isolation $(DISTRIBUTIONS:%=--editable %)
+	@$(PIP_INSTALL) --no-build-isolation --group demo $(DISTRIBUTIONS:%=--editable %)
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/distributions $(TESTED_ONLY:%=%/pyproject.toml)
