@@ -111,13 +111,20 @@ def edges(subject: Subject) -> Iterator[Call]:
 
 
 def broad(subject: Subject) -> Iterator[Call]:
-    """Give a few calls of every kind."""
-    yield from sizes(subject, _SIZES)
-    yield from sizes(subject, (_BIG,))
-    for combination in subject.material.combinations[:1]:
-        yield from itertools.islice(subject.material.edges(combination), 8)
-    yield from strided(subject, (33,))
-    yield from buffered(subject, (33, 0), (PLAIN, OUTPUT_LAYOUTS[0], OUTPUT_LAYOUTS[3]))
+    """Give a few calls of every kind, in turn."""
+    first = subject.material.combinations[:1]
+    cases = itertools.chain.from_iterable(map(subject.material.edges, first))
+    return _in_turn(
+        sizes(subject, (*_SIZES, _BIG)),
+        strided(subject, (33,)),
+        buffered(subject, (33, 0), (PLAIN, OUTPUT_LAYOUTS[0], OUTPUT_LAYOUTS[3])),
+        itertools.islice(cases, 8),
+    )
+
+
+def _in_turn(*groups: Iterator[Call]) -> Iterator[Call]:
+    for turn in itertools.zip_longest(*groups):
+        yield from (call for call in turn if call is not None)
 
 
 def extreme_numbers() -> tuple[float, ...]:

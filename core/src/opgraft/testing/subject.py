@@ -149,7 +149,6 @@ class Subject:
         self.material = Material(op, kernel.dtypes)
         self.notes: list[str] = []
         self.surveys: dict[str, object] = {}
-        self.at_least = _AT_LEAST
         self._deadline = float("inf")
         self._begun = 0.0
         self._spent = 0.0
@@ -177,6 +176,14 @@ class Subject:
     def out_of_time(self) -> bool:
         """Whether the rule under way has used its time."""
         return time.perf_counter() > self._deadline
+
+    def in_time(self, calls: Iterable[Call], at_least: int = _AT_LEAST) -> Iterator[Call]:
+        """Give calls until the rule has used its time, but some in any case."""
+        for number, call in enumerate(calls):
+            if number >= at_least and self.out_of_time:
+                self.notes.append(f"stopped at its time limit after {number} calls")
+                return
+            yield call
 
     # -- ways in -------------------------------------------------------------------------------
 
@@ -387,10 +394,7 @@ class Subject:
         """
         wanted = tuple(self.routes) if routes is None else tuple(routes)
         ran, why = 0, "the op has no such call"
-        for call in calls:
-            if ran >= self.at_least and self.out_of_time:
-                self.notes.append(f"stopped at its time limit after {ran} calls")
-                break
+        for call in self.in_time(calls):
             for route in wanted:
                 try:
                     fault = self._fault(call, route, judge)

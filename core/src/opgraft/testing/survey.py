@@ -6,7 +6,6 @@ what its judge said, and shrinks the call that it said it of.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -18,6 +17,8 @@ from opgraft.testing.layouts import OUTPUT_LAYOUTS, PLAIN
 from opgraft.testing.subject import Judge, Observation, Subject
 
 __all__ = ["BROAD", "BUFFERED", "EDGES", "buffer_values_plain", "buffer_values_strided", "surveyed"]
+
+_AT_LEAST: Final = 40
 
 BROAD: Final = "a few calls of every kind"
 EDGES: Final = "the op's own edge cases"
@@ -103,11 +104,10 @@ class _Survey:
         self.why = "the op has no such call"
         self.notes: list[str] = []
         self.ran = 0
-        for call, route in itertools.product(calls(subject), subject.routes):
-            if self.ran >= subject.at_least and subject.out_of_time:
-                self.notes.append(f"stopped at its time limit after {self.ran} calls")
-                break
-            self._look(subject, call, route)
+        for call in subject.in_time(calls(subject), _AT_LEAST):
+            for route in subject.routes:
+                self._look(subject, call, route)
+        self.notes += subject.notes
 
     def _look(self, subject: Subject, call: Call, route: str) -> None:
         try:

@@ -39,6 +39,17 @@ def buffer_is_filled(subject: Subject) -> None:
     _require_buffers(subject)
     surveyed(subject, BUFFERED, buffer_values_plain)
     subject.every(buffered(subject, (33, 1, 5), (PLAIN,)), judges.buffer_values)
+    if subject.material.is_elementwise:
+        subject.every(_small_numbers(subject), judges.buffer_values)
+
+
+def _small_numbers(subject: Subject) -> Iterator[Call]:
+    """Give calls whose results include those that somebody might expect in a buffer already."""
+    for combination in subject.material.combinations:
+        call = subject.material.of_values((*range(-3, 9), -(2**31), 2**31 - 1), combination)
+        for name in subject.material.writes:
+            yield call.but(buffers=((name, PLAIN),))
+            yield call.but(buffers=((name, OUTPUT_LAYOUTS[3]),))
 
 
 @rule(seconds=2.0)

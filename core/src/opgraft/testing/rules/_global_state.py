@@ -21,9 +21,7 @@ def process_state_is_kept(subject: Subject) -> None:
     before = ambient.lasting()
     ran = subject.attempt(call)
     _compare(subject, call, ambient.changed(before, ambient.lasting()))
-    for call in itertools.islice(broad(subject), 40):
-        if subject.out_of_time:
-            break
+    for call in subject.in_time(itertools.islice(broad(subject), 40)):
         steady = ambient.snapshot()
         ran |= subject.attempt(call)
         _compare(subject, call, ambient.changed(steady, ambient.snapshot()))

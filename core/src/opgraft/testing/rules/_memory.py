@@ -41,6 +41,15 @@ def result_shares_no_memory_with_an_input(subject: Subject) -> None:
     surveyed(subject, BROAD, judges.aliasing)
     with contextlib.suppress(NotApplicable):
         surveyed(subject, EDGES, judges.aliasing)
+    if subject.material.is_elementwise:
+        subject.every(_uniform(subject), judges.aliasing)
+
+
+def _uniform(subject: Subject) -> Iterator[Call]:
+    """Give calls in which all values are one: there may be nothing to do, or one answer for all."""
+    for combination in subject.material.combinations:
+        for number in (0, 1, -1, 2):
+            yield subject.material.of_values((number,) * 5, combination)
 
 
 @rule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -30,8 +31,7 @@ _LARGEST: Final = 2**20
 def _asked(subject: Subject) -> Iterator[Call]:
     if subject.kernel.rejects is None:
         raise NotApplicable(_NO_REJECTS)
-    yield from broad(subject)
-    yield from edges(subject)
+    yield from subject.in_time(itertools.chain(broad(subject), edges(subject)))
 
 
 @rule()
@@ -61,8 +61,6 @@ def rejects_has_the_ops_parameters(subject: Subject) -> None:
 def rejects_gives_a_reason_or_none(subject: Subject) -> None:
     """``rejects`` answers every call with a sentence or None, and raises for none."""
     for call in _asked(subject):
-        if subject.out_of_time:
-            break
         answer = _answer(subject, call)
         if answer is not None and (not isinstance(answer, str) or not answer.strip()):
             text = f"it answers {answer!r}, expected a reason or None"
@@ -94,8 +92,6 @@ def _answer(subject: Subject, call: Call) -> object:
 def rejects_reads_no_value(subject: Subject) -> None:
     """``rejects`` looks at metadata alone: it runs no operator and its answer needs no values."""
     for call in _asked(subject):
-        if subject.out_of_time:
-            break
         try:
             subject.reference(call)
             arguments, _ = subject.prepare(call)
@@ -230,9 +226,8 @@ def _not_a_pretext(subject: Subject, call: Call, reason: object) -> None:
 def calls_that_are_not_rejected_run(subject: Subject) -> None:
     """A plain call that ``rejects`` lets through is run, not passed on with ``NotSupported``."""
     ran = False
-    for call in (*every_combination(subject, 64), *broad(subject), *edges(subject)):
-        if ran and subject.out_of_time:
-            break
+    calls = itertools.chain(every_combination(subject, 64), edges(subject), broad(subject))
+    for call in subject.in_time(calls, 64):
         if not call.is_plain:
             continue
         try:
@@ -260,7 +255,8 @@ def calls_that_are_not_rejected_run(subject: Subject) -> None:
 def not_supported_comes_before_writing(subject: Subject) -> None:
     """A kernel that raises ``NotSupported`` has written nothing."""
     met = False
-    for call in (*broad(subject), *buffered(subject, (33,), OUTPUT_LAYOUTS)):
+    calls = itertools.chain(buffered(subject, (33,), OUTPUT_LAYOUTS), broad(subject))
+    for call in subject.in_time(calls):
         try:
             arguments, placed = subject.prepare(call)
         except NotApplicable:

@@ -35,9 +35,7 @@ _THREAD_CALLS: Final = 400
 def circumstances_do_not_matter(subject: Subject) -> None:
     """Default dtype and device, grad modes, autocast, filled memory, threads, folder: no matter."""
     calls = [*sizes(subject, (0, 5, 1031)), *buffered(subject, (33,), (PLAIN, OUTPUT_LAYOUTS[0]))]
-    for call in calls[:8]:
-        if subject.out_of_time:
-            break
+    for call in subject.in_time(calls[:8], 4):
         for name, circumstance in ambient.CIRCUMSTANCES.items():
             _under(subject, call, name, circumstance)
         _in_event_loop(subject, call)
@@ -138,10 +136,7 @@ def same_input_same_result(subject: Subject) -> None:
     calls += [*buffered(subject, (1031,), OUTPUT_LAYOUTS[:1])][:1]
     calls += [*sizes(subject, (2**16 + 1, 33))][:3]
     why, ran = "the op has no such call", False
-    for call in calls:
-        if ran and subject.out_of_time:
-            subject.notes.append("stopped at its time limit")
-            break
+    for call in subject.in_time(calls, 2):
         try:
             first = _bits(subject.observe(call, DIRECT))
             reference = subject.reference(call)
