@@ -288,10 +288,7 @@ def test_torch_acme_answers_what_torch_and_opgraft_ask():
     assert torch.acme.is_available()
     assert torch.acme.is_initialized()
     assert "Acme A1 (pretend)" == torch.acme.get_device_name(0)
-    assert (1, 0) == (
-        torch.acme.get_device_properties("acme:0").major,
-        torch.acme.get_device_properties().minor,
-    )
+    assert (1, 0) == (torch.acme.get_device_properties("acme:0").major, torch.acme.get_device_properties().minor)
     torch.acme.set_device(0)
     torch.acme.synchronize(ACME)
 
@@ -338,9 +335,7 @@ def test_a_view_that_the_device_does_not_know_is_refused_not_copied():
     with pytest.raises(NotImplementedError) as caught:
         torch.ops.acme_test.look(torch.zeros(1, device="acme"))
 
-    assert "acme: acme_test.look.default makes a view, which this device does not know" == str(
-        caught.value
-    )
+    assert "acme: acme_test.look.default makes a view, which this device does not know" == str(caught.value)
 
 
 def test_tensors_on_two_devices_are_torchs_error():
@@ -370,6 +365,5 @@ print(torch.device("other").type)
 
     assert "other\n" == done.stdout
     assert (
-        "WARNING opgraft-acme: there is no acme device: "
-        "torch's place for out-of-tree devices is taken by 'other'\n"
+        "WARNING opgraft-acme: there is no acme device: torch's place for out-of-tree devices is taken by 'other'\n"
     ) == done.stderr

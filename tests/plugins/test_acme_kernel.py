@@ -101,10 +101,7 @@ def test_one_call_is_one_launch_and_large_inputs_are_right():
     ],
 )
 def test_the_card_refuses_what_it_cannot_run_over(tensor, got):
-    message = (
-        "acme: a program runs over 1-D int32 or int64 tensors on acme:0 that have elements, "
-        f"got {got}"
-    )
+    message = f"acme: a program runs over 1-D int32 or int64 tensors on acme:0 that have elements, got {got}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         launch(lambda elements: None, tensor)
 

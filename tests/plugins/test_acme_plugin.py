@@ -157,9 +157,7 @@ def test_every_native_means_the_same_on_acme(name):
 
 
 def run_python(code):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, text=True
-    )
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, text=True)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +173,7 @@ def run_python(code):
 )
 def test_the_order_of_imports_does_not_matter(order):
     done = run_python(
-        f"{order}\nimport torch\n"
-        f"print(opgraft.explain({OP!r}, torch.zeros(1, device='acme').long()).winner.selector)"
+        f"{order}\nimport torch\nprint(opgraft.explain({OP!r}, torch.zeros(1, device='acme').long()).winner.selector)"
     )
 
     assert ("acme/plugin\n", "") == (done.stdout, done.stderr)
@@ -225,13 +222,20 @@ def test_the_readme_shows_the_plugin_as_it_is():
     assert plugin.opgraft_backend() == shown["opgraft_backend"]()
     assert offer_of(plugin.clamp_position) == offer_of(shown["clamp_position"])
     assert [
-        (one.name, one.kind, one.default)
-        for one in inspect.signature(plugin.clamp_position).parameters.values()
-    ] == [
-        (one.name, one.kind, one.default)
-        for one in inspect.signature(shown["clamp_position"]).parameters.values()
-    ]
+        (one.name, one.kind, one.default) for one in inspect.signature(plugin.clamp_position).parameters.values()
+    ] == [(one.name, one.kind, one.default) for one in inspect.signature(shown["clamp_position"]).parameters.values()]
     assert blocks("toml")[0] in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_readmes_commands_print_what_it_shows():
+    shown = re.findall(r"^\$ opgraft (.*)\n((?:[^$].*\n)*)", blocks("console")[0], re.MULTILINE)
+    assert ["list", "explain", "run", "conformance"] == [words.split()[0] for words, _ in shown]
+
+    # The last one is tests/test_conformance.py of the example.
+    for words, output in shown[:-1]:
+        command = [sys.executable, "-m", "opgraft", *words.split()]
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+        assert output in {"", done.stdout}
 
 
 def test_the_readmes_call_runs():

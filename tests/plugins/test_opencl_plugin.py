@@ -30,9 +30,7 @@ def seq_lens():
 
 
 def run_python(code):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, text=True
-    )
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, check=False, text=True)
 
 
 @needs_platform
@@ -52,9 +50,7 @@ def test_it_runs_when_the_policy_asks_for_it(how, seq_lens):
 @needs_platform
 def test_it_is_never_chosen_unasked(seq_lens):
     selection = opgraft.explain(OP, seq_lens)
-    reasons = [
-        one.reason for one in selection.candidates if str(one.kernel).startswith("opencl/jit")
-    ]
+    reasons = [one.reason for one in selection.candidates if str(one.kernel).startswith("opencl/jit")]
 
     assert "opencl" != selection.winner.backend
     assert ["priority -10 is negative; runs only when named"] == reasons
@@ -125,6 +121,17 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """)
 
     assert ("7\n", "") == (done.stdout, done.stderr)
+
+
+@needs_platform
+def test_the_readmes_command_prints_what_it_shows():
+    text = README.read_text(encoding="utf-8")
+    ((words, output),) = re.findall(r"^\$ opgraft (run .*)\n((?:[^$].*\n)*)", text, re.MULTILINE)
+
+    command = [sys.executable, "-m", "opgraft", *words.split()]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+
+    assert output == done.stdout
 
 
 @needs_platform

@@ -61,13 +61,7 @@ def _window(tensor: Tensor) -> Any:
 
 
 def launch(
-    source: str,
-    function: str,
-    *,
-    options: str = "",
-    count: int,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    source: str, function: str, *, options: str = "", count: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> None:
     """Run an OpenCL function over CPU tensors where they lie, and wait for it.
 
@@ -109,8 +103,6 @@ def launch(
     cl.Kernel(_program(context, source, options), function)(queue, (count,), None, *arguments)
     for buffer, memory in written:
         # What makes results visible in the tensor; no copy where device and host share memory.
-        mapped, _ = cl.enqueue_map_buffer(
-            queue, buffer, cl.map_flags.READ, 0, memory.shape, memory.dtype
-        )
+        mapped, _ = cl.enqueue_map_buffer(queue, buffer, cl.map_flags.READ, 0, memory.shape, memory.dtype)
         mapped.base.release(queue)
     queue.finish()

@@ -36,13 +36,12 @@ def clamp_position(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
         If a tensor is one that the device's driver cannot run over. opgraft has already refused
         whatever the op's format signature rules out.
 
-    Numerics
-    --------
-    Exact. The maximum is taken before the subtraction, so the smallest integer does not wrap.
+    Notes
+    -----
+    *Numerics.* Exact: the maximum is taken before the subtraction, so the smallest integer does
+    not wrap.
 
-    Source
-    ------
-    `opgraft.ops.attention.clamp_position`, whose native this kernel agrees with.
+    *Source.* Written from the formula of the op.
 
     """
     if out is None:

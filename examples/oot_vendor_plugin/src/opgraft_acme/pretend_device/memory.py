@@ -52,10 +52,7 @@ class Memory:
         if block is None:
             raise ValueError(f"acme: no memory is allocated at {address:#x}")
         if first < 0 or first + nbytes > len(block):
-            raise ValueError(
-                f"acme: bytes [{first}..{first + nbytes}) leave the {len(block)} bytes "
-                f"at {address:#x}"
-            )
+            raise ValueError(f"acme: bytes [{first}..{first + nbytes}) leave the {len(block)} bytes at {address:#x}")
         return memoryview(block)[first : first + nbytes]
 
     @property

@@ -55,8 +55,6 @@ def _elements(tensor: Tensor) -> Sequence[int]:
         )
     count, stride, width = tensor.numel(), tensor.stride(0), tensor.element_size()
     window = memory.window(
-        tensor.untyped_storage().data_ptr(),
-        int(tensor.storage_offset()) * width,
-        ((count - 1) * stride + 1) * width,
+        tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()) * width, ((count - 1) * stride + 1) * width
     ).cast(form)
     return window[::stride] if stride else (window[0],) * count

@@ -92,9 +92,7 @@ def _metadata_only(name: str) -> Callable[..., Tensor]:
 
 def _storage(nbytes: int) -> torch.UntypedStorage:
     address = memory.allocate(nbytes)
-    storage: torch.UntypedStorage = _C._construct_storage_from_data_pointer(
-        address, torch.device(NAME, 0), nbytes
-    )
+    storage: torch.UntypedStorage = _C._construct_storage_from_data_pointer(address, torch.device(NAME, 0), nbytes)
     # torch keeps the Python object of a storage for as long as the storage lives.
     weakref.finalize(storage, memory.free, address).atexit = False
     return storage
@@ -128,15 +126,11 @@ def _empty_strided(
     return tensor.set_(_storage(_extent(size, stride) * dtype.itemsize), 0, size, stride)
 
 
-def _empty(
-    size: Sequence[int], *, memory_format: torch.memory_format | None = None, **options: Any
-) -> Tensor:
+def _empty(size: Sequence[int], *, memory_format: torch.memory_format | None = None, **options: Any) -> Tensor:
     return _empty_strided(size, _strides(size, memory_format), **options)
 
 
-def _resize(
-    tensor: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
-) -> Tensor:
+def _resize(tensor: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Tensor:
     storage, offset = tensor.untyped_storage(), int(tensor.storage_offset())
     kept, needed = storage.nbytes(), (offset + math.prod(size)) * tensor.element_size()
     if needed > kept:
