@@ -56,7 +56,8 @@ HEAVY = frozenset(
 )
 """Libraries that compute; a plugin imports them when a kernel first runs."""
 
-_KERNEL_LIBRARIES = HEAVY - {"torch", "numpy"}
+_KERNEL_LIBRARIES = HEAVY - {"torch", "numpy", "pyopencl", "pycuda", "cuda"}
+"""What a probe need not import: the last three bind drivers, all there is to ask for hardware torch cannot see."""
 
 
 def snapshot() -> dict[str, Any]:
