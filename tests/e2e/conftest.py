@@ -50,12 +50,12 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 def succeed(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command that is expected to work, and show what it said if it does not."""
+    options.setdefault("timeout", COMMAND_LIMIT_S)
     result = subprocess.run(
         command,
         check=False,
         capture_output=True,
         text=True,
-        timeout=COMMAND_LIMIT_S,
         stdin=subprocess.DEVNULL,
         **options,
     )
