@@ -55,10 +55,7 @@ def sglang_calls(seq_lens: torch.Tensor) -> dict[str, timed]:
         def forward_native(self, seq_lens: torch.Tensor) -> torch.Tensor:
             raise AssertionError("the per-call gate let this call through to native")
 
-    return {
-        SGLANG: timed(Static(), seq_lens),
-        SGLANG_PER_CALL: timed(PerCall(), seq_lens),
-    }
+    return {SGLANG: timed(Static(), seq_lens), SGLANG_PER_CALL: timed(PerCall(), seq_lens)}
 
 
 def vllm_calls(seq_lens: torch.Tensor) -> dict[str, Any]:
@@ -82,10 +79,7 @@ def vllm_calls(seq_lens: torch.Tensor) -> dict[str, Any]:
     # calling starts at the torch operator that __call__ would go to, one Python frame later.
     vllm.ir.op.set_default_torch_wrap(enable=False)
     wrapped = ir_op("bench_wrapped")
-    return {
-        VLLM: timed(ir_op("bench_unwrapped"), seq_lens),
-        VLLM_WRAPPED: timed(wrapped.torch_op, seq_lens),
-    }
+    return {VLLM: timed(ir_op("bench_unwrapped"), seq_lens), VLLM_WRAPPED: timed(wrapped.torch_op, seq_lens)}
 
 
 def measure(*, rounds: int, batch: int) -> dict[str, float]:
@@ -101,9 +95,7 @@ def measure(*, rounds: int, batch: int) -> dict[str, float]:
         **sglang_calls(seq_lens),
         **vllm_calls(seq_lens),
     }
-    with (
-        torch.no_grad()
-    ):  # vLLM's operator has no gradient formula to skip; engines serve without gradients
+    with torch.no_grad():  # vLLM's operator has no gradient formula to skip; engines serve without gradients
         return fastest(calls, rounds=rounds, batch=batch)
 
 
@@ -140,15 +132,7 @@ def main() -> int:
     options = parser.parse_args()
     nanoseconds = measure(rounds=options.rounds, batch=options.batch)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "environment": environment(),
-                    "nanoseconds": nanoseconds,
-                    "added": added(nanoseconds),
-                }
-            )
-        )
+        print(json.dumps({"environment": environment(), "nanoseconds": nanoseconds, "added": added(nanoseconds)}))
     else:
         print(", ".join(f"{name} {version}" for name, version in environment().items()))
         print(table(nanoseconds))

@@ -47,11 +47,7 @@ def allocating() -> Callable[..., Tensor]:
 
 
 def register(
-    name: str,
-    kernel: Callable[..., Tensor],
-    *,
-    priority: int,
-    rejects: Callable[..., str | None] | None = None,
+    name: str, kernel: Callable[..., Tensor], *, priority: int, rejects: Callable[..., str | None] | None = None
 ) -> None:
     """Make up a backend with one kernel for CPU tensors, and register it."""
 
@@ -59,15 +55,10 @@ def register(
         return opgraft.Backend(name=name, platforms=("cpu",))
 
     offer = opgraft.forward(
-        "attention.clamp_position",
-        kernel_backend=opgraft.KernelBackend.PLUGIN,
-        priority=priority,
-        rejects=rejects,
+        "attention.clamp_position", kernel_backend=opgraft.KernelBackend.PLUGIN, priority=priority, rejects=rejects
     )
     plugin = ModuleType(name)
-    vars(plugin).update(
-        opgraft_backend=opgraft.hookimpl(opgraft_backend), clamp_position=offer(kernel)
-    )
+    vars(plugin).update(opgraft_backend=opgraft.hookimpl(opgraft_backend), clamp_position=offer(kernel))
     opgraft.register_backend(plugin)
 
 
@@ -106,21 +97,12 @@ def ways_of_calling(seq_lens: Tensor, measure: Callable[..., dict[str, float]]) 
         trivial.clamp_position(seq_lens)
         trivial.clamp_position(other_dtype)
 
-    report(
-        "Two calls that alternate between two dtypes",
-        measure({DIRECT: alternate_directly, "handle": alternate}),
-    )
+    report("Two calls that alternate between two dtypes", measure({DIRECT: alternate_directly, "handle": alternate}))
 
     with opgraft.use(deny=["a_backend_that_is_not_here"]):
-        report(
-            "Inside a scoped policy",
-            measure({DIRECT: timed(trivial.clamp_position, seq_lens), HANDLE: one_dtype}),
-        )
+        report("Inside a scoped policy", measure({DIRECT: timed(trivial.clamp_position, seq_lens), HANDLE: one_dtype}))
     with opgraft.trace():
-        report(
-            "With tracing on",
-            measure({DIRECT: timed(trivial.clamp_position, seq_lens), HANDLE: one_dtype}),
-        )
+        report("With tracing on", measure({DIRECT: timed(trivial.clamp_position, seq_lens), HANDLE: one_dtype}))
 
 
 def compiled(seq_lens: Tensor, measure: Callable[..., dict[str, float]]) -> None:
@@ -141,11 +123,7 @@ def compiled(seq_lens: Tensor, measure: Callable[..., dict[str, float]]) -> None
     short(seq_lens)
     long(seq_lens)
     nanoseconds = measure(
-        {
-            DIRECT: timed(allocate, seq_lens),
-            "short": timed(short, seq_lens),
-            "long": timed(long, seq_lens),
-        }
+        {DIRECT: timed(allocate, seq_lens), "short": timed(short, seq_lens), "long": timed(long, seq_lens)}
     )
     per_op = (nanoseconds["long"] - nanoseconds["short"]) / CHAIN
     report(

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 ORDER_SEED = 20240229
 
 
-def fastest(
-    calls: Mapping[str, Callable[[], object]], *, rounds: int, batch: int
-) -> dict[str, float]:
+def fastest(calls: Mapping[str, Callable[[], object]], *, rounds: int, batch: int) -> dict[str, float]:
     """Return the nanoseconds of one call of each, in the fastest of the rounds.
 
     Parameters
@@ -37,10 +35,7 @@ def fastest(
     dict[str, float]
         Nanoseconds per call, the loop around it included.
     """
-    timers = {
-        name: call.timer() if isinstance(call, timed) else timeit.Timer(call)
-        for name, call in calls.items()
-    }
+    timers = {name: call.timer() if isinstance(call, timed) else timeit.Timer(call) for name, call in calls.items()}
     for timer in timers.values():
         timer.timeit(batch)  # the first calls choose kernels and warm the interpreter's caches
     best = dict.fromkeys(timers, float("inf"))
@@ -73,9 +68,7 @@ class timed:  # noqa: N801 - reads like the function call that it stands for
         Its keyword arguments, written out in the timed statement.
     """
 
-    def __init__(
-        self, function: Callable[..., object], *arguments: object, **named: object
-    ) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object, **named: object) -> None:
         self.function = function
         self.arguments = arguments
         self.named = named

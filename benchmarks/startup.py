@@ -118,11 +118,7 @@ def printed(source: str, folder: Path | None, runs: int) -> float:
     """Return the number that a program prints, in the smallest of several runs."""
     results = [
         subprocess.run(
-            [sys.executable, "-c", source],
-            check=True,
-            capture_output=True,
-            text=True,
-            env=variables(folder),
+            [sys.executable, "-c", source], check=True, capture_output=True, text=True, env=variables(folder)
         )
         for _ in range(runs)
     ]

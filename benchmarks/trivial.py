@@ -22,11 +22,7 @@ def opgraft_backend() -> opgraft.Backend:
     return opgraft.Backend(name="trivial", platforms=("cpu",), summary="does nothing, at once")
 
 
-@opgraft.forward(
-    "attention.clamp_position",
-    kernel_backend=opgraft.KernelBackend.PLUGIN,
-    priority=ALWAYS_FIRST,
-)
+@opgraft.forward("attention.clamp_position", kernel_backend=opgraft.KernelBackend.PLUGIN, priority=ALWAYS_FIRST)
 def clamp_position(seq_lens: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return an argument: the least that a kernel can do."""
     return seq_lens if out is None else out

@@ -34,10 +34,7 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The same from Python: each tensor's own device decides", ("python",)),
     (
         "Forced to native, to bisect numerics",
-        (
-            f"OPGRAFT_FORCE=native opgraft explain {OP} --device acme",
-            f"OPGRAFT_FORCE=native {CALL} --device acme",
-        ),
+        (f"OPGRAFT_FORCE=native opgraft explain {OP} --device acme", f"OPGRAFT_FORCE=native {CALL} --device acme"),
     ),
     (
         "With a backend denied",

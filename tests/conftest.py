@@ -17,11 +17,7 @@ for _name in [name for name in os.environ if name.startswith("OPGRAFT_")]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--gpu``."""
-    parser.addoption(
-        "--gpu",
-        action="store_true",
-        help="collect tests/gpu, which needs an accelerator",
-    )
+    parser.addoption("--gpu", action="store_true", help="collect tests/gpu, which needs an accelerator")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

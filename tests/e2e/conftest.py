@@ -51,14 +51,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 def succeed(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command that is expected to work, and show what it said if it does not."""
     options.setdefault("timeout", COMMAND_LIMIT_S)
-    result = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        **options,
-    )
+    result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
     if result.returncode != 0:
         pytest.fail(f"{command} exited {result.returncode}\n{result.stdout}\n{result.stderr}")
     return result
@@ -80,13 +73,9 @@ class Environment:
     @property
     def site_packages(self) -> Path:
         """Where pip installs into it."""
-        return Path(
-            sysconfig.get_path("purelib", vars={"base": str(self.root), "platbase": str(self.root)})
-        )
+        return Path(sysconfig.get_path("purelib", vars={"base": str(self.root), "platbase": str(self.root)}))
 
-    def run(
-        self, *command: str, code: int = 0, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command there and expect its exit code."""
         search_path = f"{self.root / 'bin'}{os.pathsep}{os.defpath}"
         result = subprocess.run(
@@ -101,8 +90,7 @@ class Environment:
         )
         if result.returncode != code:
             pytest.fail(
-                f"{' '.join(command)} exited {result.returncode}, expected {code}\n"
-                f"{result.stdout}\n{result.stderr}"
+                f"{' '.join(command)} exited {result.returncode}, expected {code}\n{result.stdout}\n{result.stderr}"
             )
         return result
 
@@ -170,9 +158,7 @@ def third_party(projects: Mapping[str, Path], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="session")
-def wheels(
-    projects: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def wheels(projects: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build the wheel of every distribution, by the distribution's name."""
     built = {}
     for name, source in projects.items():
@@ -184,9 +170,7 @@ def wheels(
 
 
 @pytest.fixture(scope="session")
-def new_environment(
-    third_party: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], Environment]:
+def new_environment(third_party: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Environment]:
     """Give a function that makes a fresh environment with no distribution of ours."""
 
     def make() -> Environment:
@@ -208,9 +192,7 @@ def environment(new_environment: Callable[[], Environment]) -> Environment:
 
 
 @pytest.fixture(scope="module")
-def core_only(
-    new_environment: Callable[[], Environment], wheels: Mapping[str, Path]
-) -> Environment:
+def core_only(new_environment: Callable[[], Environment], wheels: Mapping[str, Path]) -> Environment:
     """Give an environment with the core alone, shared by tests that do not change it."""
     made = new_environment()
     made.install(wheels["opgraft"])
@@ -218,9 +200,7 @@ def core_only(
 
 
 @pytest.fixture(scope="module")
-def everything(
-    new_environment: Callable[[], Environment], wheels: Mapping[str, Path]
-) -> Environment:
+def everything(new_environment: Callable[[], Environment], wheels: Mapping[str, Path]) -> Environment:
     """Give an environment with every distribution, shared by tests that do not change it."""
     made = new_environment()
     made.install(*wheels.values())
@@ -255,12 +235,8 @@ class Folder:
         (self.path / f"{module}.py").write_text(text, encoding="utf-8")
         info = self.path / f"{module}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: made-up-{name}\nVersion: 1.0\n", encoding="utf-8"
-        )
-        (info / "entry_points.txt").write_text(
-            f"[opgraft.backends]\n{name} = {module}\n", encoding="utf-8"
-        )
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: made-up-{name}\nVersion: 1.0\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[opgraft.backends]\n{name} = {module}\n", encoding="utf-8")
 
 
 @pytest.fixture

@@ -33,11 +33,7 @@ print("torch" in names)
 def test_the_core_alone_finds_no_backend_and_native_runs(core_only):
     assert {"backends": []} == core_only.json("list")
     explained = core_only.json("explain", OP, "--device", "cpu", "--dtype", "int32")
-    assert (OP, "native", "native") == (
-        explained["op"],
-        explained["winner"],
-        explained["decided_by"],
-    )
+    assert (OP, "native", "native") == (explained["op"], explained["winner"], explained["decided_by"])
     assert "[0, 0, 4, 0] torch.int64 cpu\n" == core_only.python(CLAMP.format(device="cpu"))
 
 
@@ -79,17 +75,10 @@ def test_a_vendor_comes_is_chosen_on_its_own_device_and_goes_by_pip(environment,
 
     environment.install(wheels["opgraft-acme"])
     acme = environment.backends()["acme"]
-    assert ("active", "opgraft-acme", ["acme"]) == (
-        acme["status"],
-        acme["distribution"],
-        acme["platforms"],
-    )
+    assert ("active", "opgraft-acme", ["acme"]) == (acme["status"], acme["distribution"], acme["platforms"])
     assert str(environment.root) in acme["location"]
     explained = environment.json("explain", OP, "--device", "acme", "--dtype", "int32")
-    assert ("acme/plugin", "priority") == (
-        explained["winner"].split()[0],
-        explained["decided_by"],
-    )
+    assert ("acme/plugin", "priority") == (explained["winner"].split()[0], explained["decided_by"])
     assert "[0, 0, 4, 0] torch.int64 acme:0\n" == environment.python(CLAMP.format(device="acme"))
     assert "[0, 0, 4, 0] torch.int64 cpu\n" == environment.python(CLAMP.format(device="cpu"))
 
@@ -116,9 +105,7 @@ def test_the_installed_wheels_satisfy_each_other(everything):
 
 @pytest.mark.slow_install
 @pytest.mark.timeout(INSTALL_LIMIT_S)
-def test_pip_resolves_and_installs_the_core_wheel_with_everything_it_needs(
-    wheels, projects, run_checked
-):
+def test_pip_resolves_and_installs_the_core_wheel_with_everything_it_needs(wheels, projects, run_checked):
     # Two gigabytes, so not under pytest's base folder, which outlives the run.
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "--quiet"]

@@ -92,9 +92,7 @@ def test_a_forced_native_runs_no_plugin(made_up, explain_cpu, call_cpu):
     ],
     ids=["absent module", "undefined symbol", "exit", "syntax"],
 )
-def test_a_broken_plugin_is_quarantined_and_breaks_nobody(
-    source, cause, everything, made_up, call_cpu
-):
+def test_a_broken_plugin_is_quarantined_and_breaks_nobody(source, cause, everything, made_up, call_cpu):
     before = everything.backends()
     made_up.plugin("broken", source=source)
     after = everything.backends(PYTHONPATH=str(made_up.path))
@@ -105,9 +103,7 @@ def test_a_broken_plugin_is_quarantined_and_breaks_nobody(
     assert "[0, 0, 4, 0]\n" == call_cpu()
 
 
-def test_a_broken_plugin_does_not_keep_a_made_up_neighbour_from_winning(
-    made_up, explain_cpu, call_cpu
-):
+def test_a_broken_plugin_does_not_keep_a_made_up_neighbour_from_winning(made_up, explain_cpu, call_cpu):
     made_up.plugin("broken", source="raise RuntimeError('no')")
     made_up.plugin("quick", priority=60)
     assert ("quick/plugin", "priority") == explain_cpu()

@@ -123,9 +123,7 @@ def test_a_plugin_names_the_range_of_the_core_and_of_torch_that_it_was_made_for(
     assert SpecifierSet() != asked["torch"].specifier
 
 
-def test_the_example_vendor_needs_the_first_torch_with_devices_in_pure_python(
-    wheels,
-):
+def test_the_example_vendor_needs_the_first_torch_with_devices_in_pure_python(wheels):
     torch = requirements(wheels["opgraft-acme"])["torch"].specifier
     assert (False, True) == (torch.contains("2.9.1"), torch.contains("2.10.0"))
 
@@ -150,9 +148,7 @@ def test_only_the_core_has_a_console_script(name, wheels):
     assert ({"opgraft": "opgraft.cli:app"} if name == "opgraft" else {}) == scripts
 
 
-def test_the_source_distribution_of_the_core_builds_the_same_wheel(
-    wheels, projects, tmp_path, run_checked
-):
+def test_the_source_distribution_of_the_core_builds_the_same_wheel(wheels, projects, tmp_path, run_checked):
     # Without --wheel, build makes the sdist first and the wheel from it.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path)]
     run_checked([*command, str(projects["opgraft"])])
