@@ -94,10 +94,8 @@ def explain_for(op_id: str, *, device: str = "cpu", arch: str = "", dtype: str =
     name = dtype.removeprefix("torch.")
     form = one.format_signature
     if name and form is not None:
-        rule = form.supported_dtypes
-        known = {n for names in rule.values() for n in names} if isinstance(rule, Mapping) else rule
-        if name not in known:
-            raise ArgumentTypeError(f"{op_id}: dtype must be {' or '.join(sorted(known))}, got {dtype}")
+        if name not in form.every_dtype:
+            raise ArgumentTypeError(f"{op_id}: dtype must be {' or '.join(sorted(form.every_dtype))}, got {dtype}")
     elif name and name not in DTYPES:
         raise ArgumentTypeError(f"{op_id}: unknown dtype {dtype}")
     return one.dispatcher.select_on(device, arch, name, hardware=False).conditional()

@@ -6,6 +6,7 @@ Everything here looks at metadata alone and raises before any kernel is launched
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,7 @@ Values = tuple[Any, ...]
 is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = vars(torch._C)["_is_alias_of"]  # noqa: SLF001
 """Whether two tensors share storage; torch has no public reader of it that takes less than a microsecond."""
 
+_SCALARS = {"int", "float", "bool", "str"}
 _BACKEND = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
@@ -73,12 +75,16 @@ class Arguments:
         self.defaults = tuple(p.default for p in every)
         self.keyword_only = frozenset(p.name for p in every if p.kind is p.KEYWORD_ONLY)
         self.variadic = {p.name: p.kind for p in every if p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}}
-        tensors = [p for p in every if "Tensor" in str(p.annotation)]
+        stated = {*(form.shapes if form else ()), *(form.supported_dtypes if form and form.by_parameter else ())}
+        tensors = [p for p in every if p.name not in self.variadic and _is_tensor(p, stated)]
         self.required = tuple(p.name for p in tensors if p.default is p.empty)
         self.optional = tuple(p.name for p in tensors if p.default is not p.empty)
         self.writes = {name: index for name, index in writes.items() if name in self.names}
+        others = (_words(p.annotation) for p in every if p not in tensors)
+        self.keeps = bool(self.required) and all(words and words <= _SCALARS for words in others)
+        """Whether all that a choice depends on is in the tensors that a guard sees."""
         shapes = form.shapes if form else {}
-        self.dims = {name: [_dim(dim) for dim in shapes[name]] for name in self.names if name in shapes}
+        self.dims = {p.name: [_dim(dim) for dim in shapes[p.name]] for p in tensors if p.name in shapes}
         self._shaped = [(self.names.index(name), name, dims) for name, dims in self.dims.items()]
         self._buffers = [(self.names.index(name), name) for name in self.writes]
         self.fits: Callable[..., bool] = self.compile("fits", f"({self.listed})", f"return {self._fitting()}")["fits"]
@@ -110,7 +116,7 @@ class Arguments:
     def compile(self, name: str, parameters: str, body: str) -> dict[str, Any]:
         """Compile one function whose parameter list :meth:`source` wrote."""
         names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
-        names |= {"_default_backend": None, "alias": is_alias_of}
+        names |= {"_default_backend": None, "_alias": is_alias_of}
         exec(f"def {name}{parameters}:\n    {body}\n", names)  # noqa: S102
         return names
 
@@ -146,12 +152,14 @@ class Arguments:
 
         """
         for name, value, default in zip(self.names, values, self.defaults, strict=True):
-            if name in self.required + self.optional and value is not default:
-                if not isinstance(value, torch.Tensor):
-                    self._wrong(ArgumentTypeError, name, "a tensor", f"{type(value).__name__} {value!r:.60}")
+            if value is default:
+                continue
+            if name in self.required + self.optional and not isinstance(value, torch.Tensor):
+                self._wrong(ArgumentTypeError, name, "a tensor", f"{type(value).__name__} {value!r:.60}")
+            for one in tensors_of(value):
                 expected = self._dtypes(name, values)
-                if expected and dtype_name(value.dtype) not in expected:
-                    self._wrong(ArgumentTypeError, name, " or ".join(expected), dtype_name(value.dtype))
+                if expected and dtype_name(one.dtype) not in expected:
+                    self._wrong(ArgumentTypeError, name, " or ".join(expected), dtype_name(one.dtype))
         devices = [(name, one.device) for name, one in self.tensors(values)]
         for name, device in devices[1:]:
             if device != devices[0][1]:
@@ -163,8 +171,7 @@ class Arguments:
     def _dtypes(self, name: str, values: Values) -> tuple[str, ...] | None:
         if self.form is None:
             return None
-        own = isinstance(self.form.supported_dtypes, Mapping) and self.form.dtypes(name)
-        if name not in self.writes or own:
+        if name not in self.writes or name in self.form.by_parameter:
             return self.form.dtypes(name)
         outputs = self.output_dtypes(values)
         return (outputs[self.writes[name]],) if outputs else None
@@ -198,27 +205,32 @@ class Arguments:
                 self._misfit(name, value)
             for size, (dim, plus) in zip(shape, dims, strict=True):
                 known, whose = sizes.setdefault(dim, (size - plus, name))
-                if known != size - plus:
+                if known != size - plus or size < plus:
                     self._misfit(name, value, f" with {dim} = {known} as {whose} has")
         for index, name in self._buffers:
             if values[index] is not None:
                 self._check_overlap(index, name, values)
+
+    def relates(self, tensors: tuple[str, ...]) -> bool:
+        """Say whether :attr:`fits` tells more of these tensors than their number of dims."""
+        dims = [dim for name in tensors for dim in self.dims.get(name, ())]
+        return len(tensors) > 1 or len({dim for dim, _ in dims}) < len(dims) or any(plus for _, plus in dims)
 
     def _fitting(self) -> str:
         """Write the whole check as one expression: true is fine, false is for the slow check to judge."""
         first: dict[str, str] = {}
         terms = []
         for at, (name, dims) in enumerate(self.dims.items()):
-            own = [f"len(s{at} := {name}.shape) == {len(dims)}"]
+            own = [f"len(_s{at} := {name}.shape) == {len(dims)}"]
             for axis, (dim, plus) in enumerate(dims):
-                size = f"s{at}[{axis}] - {plus}" if plus else f"s{at}[{axis}]"
-                if first.setdefault(dim, size) != size:
-                    own.append(f"{size} == {first[dim]}")
+                size = f"_s{at}[{axis}] - {plus}" if plus else f"_s{at}[{axis}]"
+                known = first.setdefault(dim, size)
+                own += [f"{size} == {known}"] if known != size else [f"{size} >= 0"] if plus else []
             guard = "" if name in self.required else f"{name} is None or "
             terms.append(f"({guard}{' and '.join(own)})")
         for buffer in self.writes:
             others = (name for name in self.required + self.optional if name != buffer)
-            apart = [f"({name} is None or not alias({buffer}, {name}))" for name in others]
+            apart = [f"({name} is None or not _alias({buffer}, {name}))" for name in others]
             terms.append(f"({buffer} is None or {' and '.join(apart) or True})")
         return " and ".join(terms) or "True"
 
@@ -233,6 +245,16 @@ class Arguments:
                 (low, high), (start, end) = _span(target), _span(other)
                 if low < end and start < high:
                     self._wrong(ArgumentValueError, buffer, f"memory of its own, not {name}'s", "overlapping tensors")
+
+
+def _words(annotation: object) -> set[str]:
+    return {*re.findall(r"\w+", str(annotation))} - {"class", "torch", "typing", "Optional", "None"}
+
+
+def _is_tensor(parameter: inspect.Parameter, stated: set[str]) -> bool:
+    """Say whether a parameter is one tensor: by its annotation, or, without one, because the format names it."""
+    bare = parameter.annotation is parameter.empty
+    return parameter.name in stated if bare else _words(parameter.annotation) == {"Tensor"}
 
 
 def _dim(dim: str) -> tuple[str, int]:

@@ -112,10 +112,9 @@ class BaseFusedOp(nn.Module):
         if form is not None and not isinstance(form, FormatSignature):
             raise RegistrationError(f"{cls.__name__}: format_signature must be a FormatSignature, got {form!r}")
         if form is not None and cls.defines("forward_native"):
-            per = form.supported_dtypes if isinstance(form.supported_dtypes, Mapping) else {}
             like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")}
             known = set(cls.signature().parameters)
-            unknown = sorted({*per, *form.shapes, *like} - known)
+            unknown = sorted({*form.by_parameter, *form.shapes, *like} - known)
             if unknown:
                 raise RegistrationError(
                     f"{cls.__name__}: format_signature names {unknown}, the parameters are {sorted(known)}"

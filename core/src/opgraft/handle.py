@@ -8,7 +8,6 @@ registration, a policy, a scope, a trace, a hook. ``docs/call-path.md`` tells th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,38 +50,71 @@ class Handle:
     def __init__(self, op: BaseFusedOp, registry: KernelRegistry) -> None:
         self.op_id = op.op
         self.registry = registry
-        arguments = op.arguments()
-        buffers = tuple(arguments.writes)
-        self.patterns = [arguments.required, *([arguments.required + buffers] if buffers else [])]
-        self._keeps = bool(arguments.required) and not arguments.variadic
-        self.function, self.keep = _build(self, op)
+        self._names: dict[str, Any] = {}
         self.bind(op)
 
     def bind(self, op: BaseFusedOp) -> None:
-        """Make this the handle of an op: the first one, or one that replaces it."""
-        self.op = op
-        self.function.op = op
+        """Make this the handle of an op: the first one, or one that replaces it, whatever its parameters are.
+
+        The function is generated, because taking ``*args`` and calling on with them costs more than the guard.
+        """
+        self.op, arguments = op, op.arguments()
+        buffers = tuple(arguments.writes)
+        self._patterns = [arguments.required, *([arguments.required + buffers] if buffers else [])]
+        validate: Callable[..., None] | None = getattr(op, "validate", None)
+        kept = "".join(
+            _kept_call(arguments, i, tensors, "_validate" if validate else "")
+            for i, tensors in enumerate(self._patterns)
+        )
+        body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
+        name = op.op.partition(".")[2]
+        made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
+        made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
+        self._names = self._names or made
+        function: Any = self._names[name]
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            setattr(function, part, getattr(made[name], part))
+        self._names.update({**made, name: function})
+        function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
+        function.__module__, function.__qualname__, function.op = "opgraft.ops", op.op, op
+        # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
+        vars(function).update(_torchdynamo_inline=self.traced, _torchdynamo_orig_callable=self.traced)
+        vars(function).update(_torchdynamo_wrapper_id=id(function))
+        self.function: OpFunction = function
         self.drop()
 
     def drop(self) -> None:
         """Keep nothing."""
-        for pattern in range(len(self.patterns)):
+        for pattern in range(len(self._patterns)):
             self.keep(pattern, (_never, _never))
+
+    def keep(self, pattern: int, choice: Kept) -> None:
+        """Keep a choice for calls of a pattern."""
+        self._names[f"_kept{pattern}"] = choice
+
+    def _whole(self, selector: str | None) -> bool:
+        """Say whether the module itself has to take the call."""
+        return self.op.has_hooks() or (self.op.is_torch_compile and selector is None)
+
+    def traced(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+        """Stand for the function inside a graph."""
+        operator = None if self._whole(backend) else self.op.torch_function
+        return (operator or self.op)(*args, backend=backend, **kwargs)
 
     def slow(self, values: Values, selector: str | None) -> Any:
         """Take a call that the kept choice does not cover, and keep its choice where it may."""
-        op = self.op
-        if op.has_hooks() or (op.is_torch_compile and selector is None):
+        op, turn = self.op, self.registry.turn
+        if self._whole(selector):
             args, kwargs = op.arguments().split(values)
             return op(*args, **kwargs, backend=selector)
-        dispatcher, turn = op.dispatcher, self.registry.turn
+        dispatcher = op.dispatcher
         key = dispatcher.key(values)
         if key is None or selector is not None:
             return dispatcher.call(values, selector)
         policy = self.registry.policy.current()
         choice = dispatcher.choice(key, values, policy, None)
         result = dispatcher.run(choice, values, policy, None)
-        if self._keeps and not (policy.trace or policy.check):
+        if op.arguments().keeps and not (policy.trace or policy.check or op.has_state()):
             self._keep(choice, values, turn)
         return result
 
@@ -91,10 +123,10 @@ class Handle:
         arguments, first = self.op.arguments(), choice.runners[0]
         given = {n: one for n, one in zip(arguments.names, values, strict=True) if one is not None}
         tensors = [one for one in given.values() if isinstance(one, Tensor)]
-        pattern = next((i for i, names in enumerate(self.patterns) if len(names) == len(tensors)), None)
+        pattern = next((i for i, names in enumerate(self._patterns) if len(names) == len(tensors)), None)
         if (
             pattern is not None
-            and given.keys() >= {*self.patterns[pattern]}
+            and given.keys() >= {*self._patterns[pattern]}
             and choice.settled
             and first.rejects is None
             and not first.spec.leaves_out.difference(arguments.optional)
@@ -124,20 +156,8 @@ def tensor_guard(tensors: list[Tensor]) -> Callable[..., bool]:
 
         free: Any = [[None] * one.dim() for one in tensors]
         check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
-    except (ImportError, TypeError):  # pragma: no cover - a torch whose guards look otherwise
-        return _plain_guard(tensors)
-    return check
-
-
-def _plain_guard(tensors: list[Tensor]) -> Callable[..., bool]:
-    facts = [(Tensor, one.dtype, one.device, one.dim(), one.requires_grad) for one in tensors]
-
-    def check(*others: Any) -> bool:
-        return facts == [
-            (type(one), one.dtype, one.device, one.dim(), one.requires_grad) if type(one) is Tensor else None
-            for one in others
-        ]
-
+    except (ImportError, TypeError):  # pragma: no cover - a torch whose guards look otherwise keeps nothing
+        return _never
     return check
 
 
@@ -145,55 +165,21 @@ def _never(*_: Any) -> bool:
     return False
 
 
-def _build(handle: Handle, op: BaseFusedOp) -> tuple[OpFunction, Callable[[int, Kept], None]]:
-    """Write the handle's function: the kept choices inlined, everything else behind them.
-
-    Generated, because taking ``*args`` and calling on with them costs more than the guard.
-    """
-    arguments, validate = op.arguments(), getattr(type(op), "validate", None)
-    name = op.op.partition(".")[2]
-    body = "\n".join(
-        _kept_call(arguments, i, tensors, validate is not None) for i, tensors in enumerate(handle.patterns)
-    )
-    source = f"""
-        kept0 = kept1 = never
-        def {name}{arguments.source(arguments.with_backend())}:
-            if backend is None:
-                {body if arguments.required and not arguments.variadic else "pass"}
-            return slow(({arguments.listed}), backend)
-
-        def keep(pattern, choice):
-            nonlocal kept0, kept1
-            if pattern:
-                kept1 = choice
-            else:
-                kept0 = choice
-
-        return {name}, keep"""
-    build = arguments.compile("build", "(slow, failed, fits, validate, never)", source)["build"]
-    check = functools.partial(validate, op) if validate else None
-    function, keep = build(handle.slow, handle.failed, arguments.fits, check, (_never, _never))
-    function.__signature__ = arguments.with_backend()
-    function.__module__, function.__qualname__ = "opgraft.ops", op.op
-    function.__doc__ = type(op).__doc__
-    return function, keep
-
-
-def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], validated: bool) -> str:  # noqa: FBT001
+def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], validate: str) -> str:
     """Write one kept choice: the guard on these tensors, no other tensor given, then the kernel."""
     absent = [n for n in arguments.optional if n not in tensors]
-    condition = " and ".join(
-        [*(f"{n} is None" for n in absent), *(f"{n} is not None" for n in tensors[len(arguments.required) :])]
-    )
-    named = [n for n in arguments.names if n in arguments.keyword_only and n not in absent]
-    passed = ", ".join([*(n for n in arguments.names if n not in arguments.keyword_only), *(f"{n}={n}" for n in named)])
-    fits = f" and fits({arguments.listed})" if len(tensors) > 1 else ""
+    given = tensors[len(arguments.required) :]
+    condition = "".join([*(f" and {n} is None" for n in absent), *(f" and {n} is not None" for n in given)])
+    positional = [n for n in arguments.names if n not in arguments.keyword_only]
+    named = [f"{n}={n}" for n in arguments.names if n in arguments.keyword_only and n not in absent]
+    passed = ", ".join([*positional, *named])
+    fits = f" and _fits({arguments.listed})" if arguments.relates(tensors) else ""
     return f"""
-                if {condition or "True"}:
-                    guard, kernel = kept{pattern}
-                    if guard({", ".join(tensors)}){fits}:
-                        {f"validate({passed})" if validated else ""}
-                        try:
-                            return kernel({passed})
-                        except Exception as error:
-                            return failed(error, kernel, ({arguments.listed}))"""
+    if backend is None{condition}:
+        _guard, _kernel = _kept{pattern}
+        if _guard({", ".join(tensors)}){fits}:
+            {validate and f"{validate}({passed})"}
+            try:
+                return _kernel({passed})
+            except Exception as _error:
+                return _failed(_error, _kernel, ({arguments.listed}))"""

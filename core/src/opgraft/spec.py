@@ -174,6 +174,16 @@ class FormatSignature:
             return ()
         return (self.output_dtype,) if isinstance(self.output_dtype, str) else self.output_dtype
 
+    @property
+    def by_parameter(self) -> Mapping[str, tuple[str, ...]]:
+        """The dtypes of each parameter; empty where one rule is for all."""
+        return self.supported_dtypes if isinstance(self.supported_dtypes, Mapping) else {}
+
+    @property
+    def every_dtype(self) -> set[str]:
+        """All dtypes that any parameter may have."""
+        return {name for names in self.by_parameter.values() for name in names} or {*self.supported_dtypes}
+
     def dtypes(self, parameter: str) -> tuple[str, ...] | None:
         """Give the dtypes an input parameter may have, or None where nothing is said."""
         return dtypes_of(self.supported_dtypes, parameter)
