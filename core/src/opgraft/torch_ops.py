@@ -1,29 +1,32 @@
 """The ops as torch.library operators: ``torch.ops.opgraft.<group>_<name>``.
 
 Each op is defined once, whatever is reloaded: the operator looks the op up when it is called.
-``.default`` takes no caller buffer, ``.out`` takes all of them and returns the outputs that no
-buffer receives.
+``.default`` takes no caller buffer, ``.out`` all of them, ``.<buffer>_only`` one of several; each
+returns the outputs that no buffer receives.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.library import infer_schema
 
 from opgraft.checked import as_outputs
-from opgraft.errors import ArgumentValueError, RegistrationError
+from opgraft.errors import RegistrationError
 
 if TYPE_CHECKING:
+    from opgraft.arguments import Values
     from opgraft.fused_op import BaseFusedOp
     from opgraft.handle import Handle
 
 NAMESPACE: Final = "opgraft"
-_library: Final[Any] = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
-_handles: Final[dict[str, Handle]] = {}
+# A reload of this module finds them here again: torch defines an operator once.
+_library: Any = globals().get("_library") or torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+_handles: dict[str, Handle] = globals().get("_handles", {})
 _ANNOTATIONS: Final = {"Tensor": torch.Tensor, "int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -40,27 +43,37 @@ def define(op: BaseFusedOp, handle: Handle) -> None:
         Its handle, which outlives it.
 
     """
-    name = op.op.replace(".", "_")
+    name, buffers = op.op.replace(".", "_"), tuple(op.arguments().writes)
+    subsets = [taken for size in range(len(buffers) + 1) for taken in itertools.combinations(buffers, size)]
     if name not in _handles:
-        buffers = tuple(op.arguments().writes)
         try:
-            schemas = {taken: _schema(op, taken) for taken in dict.fromkeys([(), buffers])}
+            schemas = [(taken, *_schema(op, taken)) for taken in subsets]
         except (RegistrationError, ValueError):  # torch's infer_schema raises the latter
             return
-        _handles[name] = handle
-        for taken, schema in schemas.items():
-            _define(op, f"{name}.out" if taken else name, name, taken, schema)
-    op.torch_function = _traced(op, getattr(torch.ops.opgraft, name))
-    handle.function._torchdynamo_inline = op.torch_function  # type: ignore[attr-defined] # noqa: SLF001
+        for taken, names, schema in schemas:
+            _define(op, name, taken, names, schema)
+    _handles[name] = handle
+    packet = getattr(torch.ops.opgraft, name)
+    op.torch_function = _traced(op, {taken: getattr(packet, _overload(op, taken) or "default") for taken in subsets})
 
 
-def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> str:
-    parameters = []
-    for p in op.arguments().with_backend().parameters.values():
+def _overload(op: BaseFusedOp, taken: Sequence[str]) -> str:
+    all_of_them = len(taken) == len(op.arguments().writes)
+    return ("out" if all_of_them else f"{'_'.join(taken)}_only") if taken else ""
+
+
+def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Give the parameters' names in the schema's order, and the schema."""
+    arguments, parameters = op.arguments(), []
+    for p in arguments.with_backend().parameters.values():
         if p.name in taken:
             parameters.append(p.replace(annotation=torch.Tensor, default=p.empty))
-        elif p.name not in op.arguments().writes:
-            parameters.append(p.replace(annotation=_annotation(op, p)))
+        elif p.name not in arguments.writes:
+            # torch differentiates by positional parameters alone.
+            moved = _has_floats(op) and p.name in arguments.required + arguments.optional
+            kind = p.POSITIONAL_OR_KEYWORD if moved else p.kind
+            parameters.append(p.replace(annotation=_annotation(op, p), kind=kind))
+    parameters.sort(key=lambda p: (p.kind is p.KEYWORD_ONLY, p.kind is not p.KEYWORD_ONLY and p.default is not p.empty))
 
     def prototype() -> None:
         """Carry a signature."""
@@ -68,7 +81,7 @@ def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> str:
     fresh = len(_fresh(op, taken))
     returns = torch.Tensor if fresh == 1 else tuple[(torch.Tensor,) * fresh] if fresh else None  # type: ignore[misc]
     prototype.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
-    return infer_schema(prototype, mutates_args=(*taken, *op.mutates))
+    return tuple(p.name for p in parameters), infer_schema(prototype, mutates_args=(*taken, *op.mutates))
 
 
 def _annotation(op: BaseFusedOp, parameter: inspect.Parameter) -> Any:
@@ -90,8 +103,8 @@ def _fresh(op: BaseFusedOp, taken: tuple[str, ...]) -> list[int]:
     return [index for index in range(outputs or 1) if index not in written]
 
 
-def _define(op: BaseFusedOp, overload: str, name: str, taken: tuple[str, ...], schema: str) -> None:
-    fresh = _fresh(op, taken)
+def _define(op: BaseFusedOp, name: str, taken: tuple[str, ...], names: tuple[str, ...], schema: str) -> None:
+    fresh, overload = _fresh(op, taken), ".".join(filter(None, (name, _overload(op, taken))))
 
     def delivered(result: Any) -> Any:
         kept = tuple(as_outputs(result)[index] for index in fresh)
@@ -99,12 +112,12 @@ def _define(op: BaseFusedOp, overload: str, name: str, taken: tuple[str, ...], s
 
     def real(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         current = _handles[name].op
-        return delivered(current.dispatcher.call(current.arguments().bind(*args, **kwargs), backend, routed=True))
+        return delivered(current.dispatcher.call(_values(current, names, args, kwargs), backend, routed=True))
 
     def fake(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         del backend
         current = _handles[name].op
-        values = current.arguments().bind(*args, **kwargs)
+        values = _values(current, names, args, kwargs)
         current.arguments().check_format(values)
         args, kwargs = current.dispatcher.checked(values)  # type: ignore[assignment]
         return delivered(getattr(current, "forward_fake", current.forward_native)(*args, **kwargs))
@@ -113,62 +126,57 @@ def _define(op: BaseFusedOp, overload: str, name: str, taken: tuple[str, ...], s
     _library.impl(overload, real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{overload}", fake, lib=_library)
     if not taken and not op.mutates and _has_floats(op):
-        _differentiate(name)
+        _differentiate(name, names)
+
+
+def _values(op: BaseFusedOp, names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]) -> Values:
+    given, arguments = dict(zip(names, args, strict=False)) | kwargs, op.arguments()
+    return tuple(given.get(n, default) for n, default in zip(arguments.names, arguments.defaults, strict=True))
 
 
 def _has_floats(op: BaseFusedOp) -> bool:
-    rule = op.format_signature.supported_dtypes if op.format_signature else ("float32",)
-    names = [name for one in rule.values() for name in one] if isinstance(rule, Mapping) else rule
+    names = op.format_signature.every_dtype if op.format_signature else {"float32"}
     return any("float" in name or "complex" in name for name in names)
 
 
-def _differentiate(name: str) -> None:
-    """Differentiate a float op's operator through native."""
+def _differentiate(name: str, names: tuple[str, ...]) -> None:
+    """Differentiate a float op's operator through native, as often as is asked."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
         del output
         ctx.places = [i for i, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
         ctx.save_for_backward(*(inputs[i] for i in ctx.places))
         ctx.others = [None if i in ctx.places else one for i, one in enumerate(inputs)]
-        ctx.keywords = {k: v for k, v in keyword_only_inputs.items() if k != "backend"}
+        ctx.keywords = keyword_only_inputs
 
     def backward(ctx: Any, *gradients: Any) -> Any:
-        values = list(ctx.others)
-        for place, one in zip(ctx.places, ctx.saved_tensors, strict=True):
-            values[place] = one.detach().requires_grad_(one.is_floating_point() or one.is_complex())
+        op, given, again = _handles[name].op, list(ctx.others), torch.is_grad_enabled()
         with torch.enable_grad():
-            outputs = as_outputs(_handles[name].op.forward_native(*values, **ctx.keywords))
+            for place, one in zip(ctx.places, ctx.saved_tensors, strict=True):
+                given[place] = one.view_as(one) if one.requires_grad else one
+            args, kwargs = op.arguments().split(_values(op, names, given, ctx.keywords))
+            outputs = as_outputs(op.forward_native(*args, **kwargs))
         flowing = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
-        leaves = [i for i in ctx.places if values[i].requires_grad]
-        wanted = [values[i] for i in leaves]
-        found = torch.autograd.grad([o for o, _ in flowing], wanted, [g for _, g in flowing], allow_unused=True)
+        leaves = [i for i in ctx.places if given[i].requires_grad]
+        ends, wanted = [o for o, _ in flowing], [given[i] for i in leaves]
+        found = torch.autograd.grad(ends, wanted, [g for _, g in flowing], create_graph=again, allow_unused=True)
         by_place = dict(zip(leaves, found, strict=True))
-        return tuple(by_place.get(i) for i in range(len(values)))
+        return tuple(by_place.get(i) for i in range(len(given)))
 
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library)
 
 
-def _no_buffer(name: str, **_: Any) -> torch.Tensor:
-    raise ArgumentValueError(f"{name} must be given inside a graph, since another buffer is")
-
-
-def _traced(op: BaseFusedOp, packet: Any) -> Callable[..., Any]:
+def _traced(op: BaseFusedOp, overloads: dict[tuple[str, ...], Any]) -> Callable[..., Any]:
     """Make what stands for the op inside a graph: a call of its operator."""
     arguments = op.arguments()
-    bind, names, buffers = arguments.bind, arguments.names, tuple(arguments.writes.items())
     outputs = len(op.format_signature.outputs or (0,)) if op.format_signature else 1
-    fresh_buffer: Callable[..., torch.Tensor] = getattr(op, "fresh_buffer", _no_buffer)
 
     def traced(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
-        given = dict(zip(names, bind(*args, **kwargs), strict=True))
-        taken = {name: given.pop(name) for name, _ in buffers}
-        if all(one is None for one in taken.values()):
-            return packet.default(**given, backend=backend)
-        for name, one in taken.items():
-            taken[name] = fresh_buffer(name, **given, **taken) if one is None else one
-        fresh = iter(as_outputs(packet.out(**given, **taken, backend=backend)))
-        written = {index: taken[name] for name, index in buffers}
-        results = tuple(written[i] if i in written else next(fresh) for i in range(outputs))
+        given = dict(zip(arguments.names, arguments.bind(*args, **kwargs), strict=True))
+        buffers = {index: given.pop(name) for name, index in arguments.writes.items()}
+        taken = {name: buffers[index] for name, index in arguments.writes.items() if buffers[index] is not None}
+        fresh = iter(as_outputs(overloads[tuple(taken)](**given, **taken, backend=backend)))
+        results = tuple(next(fresh) if buffers.get(i) is None else buffers[i] for i in range(outputs))
         return results[0] if outputs == 1 else results
 
     return traced
