@@ -274,7 +274,7 @@ class Dispatcher:
     def explain(self, values: Values, selector: str | None = None) -> Selection:
         """Give the selection for a real call, per-call refusals included; runs nothing."""
         self.arguments.check_format(values)
-        selector = self.op.pinned if selector is None else selector
+        selector = self.op.pinned if selector in {None, "auto"} else selector
         policy = self.registry.policy.current()
         self._check_words(selector, policy, self.op.own_kernels())
         facts = self._facts(self._key(values, routed=True) or (), values)

@@ -227,8 +227,9 @@ def _concluded(op: str, call: str, forced: str, candidates: Sequence[Candidate])
         replace(c, reason=f"wins by {c.by}" if c is won else f"ranks after {won.kernel}") if won and c.accepted else c
         for c in candidates
     )
-    winner, decided_by = (cast("KernelSpec", won.kernel), won.by) if won else (None, "")
-    return Selection(op=op, call=call, winner=winner, decided_by=decided_by, candidates=tuple(told), forced=forced)
+    winner = cast("KernelSpec", won.kernel) if won else None
+    by = won.by if won else ""
+    return Selection(op=op, call=call, winner=winner, decided_by=by, candidates=tuple(told), forced=forced)
 
 
 def _step(kernel: KernelSpec) -> Step:
