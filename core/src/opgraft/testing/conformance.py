@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from opgraft.testing.subject import Subject
 if TYPE_CHECKING:
     from opgraft.kernel_registry import KernelRegistry
     from opgraft.spec import BackendRecord, KernelSpec
+    from opgraft.testing.calls import Call
     from opgraft.testing.expected_failures import ExpectedFailure
 
 __all__ = ["Check", "Options", "Suite", "test_rule"]
@@ -77,6 +79,8 @@ class Check:
         The rule's name and sentence.
     run
         Raises as the rule does, and returns what was left out.
+    show
+        Writes a call.
     op, kernel, device
         What it is tried on; empty for the backend itself.
     expected
@@ -86,7 +90,8 @@ class Check:
 
     rule: str
     summary: str
-    run: Callable[[], tuple[float, tuple[str, ...]]]
+    run: Callable[[], tuple[str, ...]]
+    show: Callable[[Call | str | None], str] = lambda call: str(call or "")
     op: str = ""
     kernel: str = ""
     device: str = ""
@@ -103,23 +108,26 @@ class Check:
         blank = Result(
             op=self.op, kernel=self.kernel, device=self.device, rule=self.rule, summary=self.summary, outcome="passed"
         )
+        begun = time.perf_counter()
         try:
-            seconds, notes = self.run()
+            notes = self.run()
         except Violation as fault:
-            return self._failed(blank, fault)
+            return self._failed(blank, fault, time.perf_counter() - begun)
         except NotApplicable as reason:
             return dataclasses.replace(blank, outcome="skipped", message=str(reason))
+        seconds = time.perf_counter() - begun
         if self.expected is not None:
             message = f"it is listed as an expected failure ({self.expected.reason}); take it out"
             return dataclasses.replace(blank, outcome="unexpected pass", message=message)
         return dataclasses.replace(blank, seconds=seconds, notes=notes)
 
-    def _failed(self, blank: Result, fault: Violation) -> Result:
+    def _failed(self, blank: Result, fault: Violation, seconds: float) -> Result:
+        blank = dataclasses.replace(blank, seconds=seconds)
         if self.expected is not None:
             message = f"{self.expected.reason} ({fault.what})"
             return dataclasses.replace(blank, outcome="expected failure", message=message)
         return dataclasses.replace(
-            blank, outcome="failed", message=fault.what, example=fault.example, route=fault.route
+            blank, outcome="failed", message=fault.what, example=self.show(fault.call), route=fault.route
         )
 
 
@@ -224,19 +232,29 @@ class Suite:
             for rule in RULES:
                 if rule.scope is Scope.CALL:
                     run = functools.partial(_on_subject, rule, subject)
-                    yield self._check(rule, run, **names, device=str(device))
+                    check = self._check(rule, run, **names, device=str(device))
+                    yield dataclasses.replace(check, show=subject.show)
 
-    def _check(self, rule: Rule, run: Callable[[], Any], **names: str) -> Check:
-        expected = self._listed(names.get("op", ""), rule.name)
-        return Check(rule=rule.name, summary=rule.summary, run=run, expected=expected, **names)
+    def _check(
+        self, rule: Rule, run: Callable[[], tuple[str, ...]], *, op: str = "", kernel: str = "", device: str = ""
+    ) -> Check:
+        return Check(
+            rule=rule.name,
+            summary=rule.summary,
+            run=run,
+            op=op,
+            kernel=kernel,
+            device=device,
+            expected=self._listed(op, rule.name),
+        )
 
     def _listed(self, op: str, rule: str) -> ExpectedFailure | None:
         return next((one for one in self.expected if one.matches(op, rule)), None)
 
     def _presence(self, devices: list[torch.device], absent: str, *, op: str, kernel: str) -> Check:
-        def run() -> tuple[float, tuple[str, ...]]:
+        def run() -> tuple[str, ...]:
             if devices:
-                return 0.0, (absent,) if absent else ()
+                return (absent,) if absent else ()
             if self.options.require_device:
                 raise Violation(absent)
             raise NotApplicable(absent)
@@ -314,18 +332,18 @@ def _unmet(kernel: KernelSpec, platform: str, arch: str) -> str | None:
     return None if None in reasons else "; ".join(sorted(map(str, reasons)))
 
 
-def _static(rule: Rule, subject: object) -> tuple[float, tuple[str, ...]]:
+def _static(rule: Rule, subject: object) -> tuple[str, ...]:
     rule.check(subject)
-    return 0.0, ()
+    return ()
 
 
-def _on_subject(rule: Rule, subject: Subject) -> tuple[float, tuple[str, ...]]:
+def _on_subject(rule: Rule, subject: Subject) -> tuple[str, ...]:
     subject.begin(rule.seconds)
     try:
         rule.check(subject)
     finally:
-        seconds = subject.end()
-    return seconds, tuple(subject.notes)
+        subject.end()
+    return tuple(subject.notes)
 
 
 def test_rule(opgraft_check: Check) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opgraft.testing.calls import Call
+
 __all__ = ["Declined", "NotApplicable", "Violation"]
 
 
@@ -12,17 +17,18 @@ class Violation(Exception):  # noqa: N818 - the finding of a rule, not an error 
     ----------
     what
         What is wrong, with the values expected and got.
-    example
-        The smallest call that shows it, as text; empty where no call is to blame.
+    call
+        The smallest call that shows it, or words for it where it is no plain call; None where no
+        call is to blame.
     route
         How the kernel was called: ``"direct"`` or ``"handle"``; empty as above.
 
     """
 
-    def __init__(self, what: str, example: str = "", route: str = "") -> None:
+    def __init__(self, what: str, call: Call | str | None = None, route: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.example = example
+        self.call = call
         self.route = route
 
 

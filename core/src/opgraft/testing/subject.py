@@ -166,11 +166,9 @@ class Subject:
         allowed = seconds * _THOROUGH if self.thorough else seconds if plenty else _LAST_SECONDS
         self._deadline = self._begun + allowed
 
-    def end(self) -> float:
-        """End the rule and give the seconds it took."""
-        taken = time.perf_counter() - self._begun
-        self._spent += taken
-        return taken
+    def end(self) -> None:
+        """End the rule."""
+        self._spent += time.perf_counter() - self._begun
 
     @property
     def out_of_time(self) -> bool:
@@ -363,7 +361,7 @@ class Subject:
         try:
             reason = self.refusal(arguments)
         except Exception as error:
-            raise Violation(f"rejects raises {_told(error)}", self.show(call), route) from error
+            raise Violation(f"rejects raises {_told(error)}", call, route) from error
         if reason is not None:
             raise Declined(f"rejects says {reason!r}")
         try:
@@ -373,11 +371,11 @@ class Subject:
         except NoKernelError as error:
             if "not supported: " in str(error):
                 raise Declined("raises NotSupported") from None
-            raise Violation(f"raises {_told(error)}", self.show(call), route) from error
+            raise Violation(f"raises {_told(error)}", call, route) from error
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise Violation(f"raises {_told(error)}", self.show(call), route) from error
+            raise Violation(f"raises {_told(error)}", call, route) from error
 
     # -- many calls ----------------------------------------------------------------------------
 
@@ -411,10 +409,8 @@ class Subject:
         try:
             what = judge(self.observe(call, route))
         except Violation as violation:
-            violation.example = violation.example or self.show(call)
-            violation.route = violation.route or route
             return violation
-        return None if what is None else Violation(what, self.show(call), route)
+        return None if what is None else Violation(what, call, route)
 
     def smallest(self, call: Call, route: str, judge: Judge, fault: Violation) -> Violation:
         """Look for a simpler call that the same judge finds wrong, and give the fault of that."""
@@ -436,8 +432,10 @@ class Subject:
 
     # -- words ---------------------------------------------------------------------------------
 
-    def show(self, call: Call) -> str:
+    def show(self, call: Call | str | None) -> str:
         """Write a call the way one would type it, values where they are few."""
+        if not isinstance(call, Call):
+            return call or ""
         try:
             arguments, placed = self.prepare(call, torch.device("cpu"))
         except NotApplicable:

@@ -123,7 +123,7 @@ class _Survey:
             if judge not in self.faults:
                 what = judge(seen)
                 if what is not None:
-                    fault = Violation(what, subject.show(call), route)
+                    fault = Violation(what, call, route)
                     self.faults[judge] = call, route, fault
 
 

@@ -68,7 +68,7 @@ def current_stream_is_used(subject: Subject) -> None:
         side.synchronize()
         fault = judges.values(subject.seen(call, placed, result, subject.reference(call)))
         if fault:
-            raise Violation(f"on a side stream: {fault}", subject.show(call), DIRECT)
+            raise Violation(f"on a side stream: {fault}", call, DIRECT)
 
 
 def _delay(module: Any) -> None:
@@ -97,7 +97,7 @@ def nothing_waits_for_the_device(subject: Subject) -> None:
             module.set_sync_debug_mode("default")
             if _native_waits(subject, module, call):
                 continue
-            raise Violation(violation.what, subject.show(call), DIRECT) from violation
+            raise Violation(violation.what, call, DIRECT) from violation
         finally:
             module.set_sync_debug_mode("default")
 
@@ -146,7 +146,7 @@ def graph_can_be_captured_and_replayed(subject: Subject) -> None:
                 fault = judges.values(subject.seen(expected, placed, values, reference))
                 if fault:
                     text = f"replay {turn + 1} through {route}: {fault}"
-                    raise Violation(text, subject.show(call), route)
+                    raise Violation(text, call, route)
 
 
 _NOT_CAPTURED: Final[Any] = object()
@@ -162,10 +162,10 @@ def _captured(subject: Subject, module: Any, call: Call, arguments: dict[str, An
         if _native_waits(subject, module, call):
             return _NOT_CAPTURED
         text = f"during capture: {violation.what}"
-        raise Violation(text, subject.show(call), route) from violation
+        raise Violation(text, call, route) from violation
     except RuntimeError as error:
         text = f"the capture fails: {str(error).splitlines()[0]}"
-        raise Violation(text, subject.show(call), route) from error
+        raise Violation(text, call, route) from error
     return graph, values
 
 

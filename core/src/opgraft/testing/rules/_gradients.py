@@ -48,16 +48,16 @@ def _compare(subject: Subject, call: Call) -> bool:
     if not any(one.requires_grad for one in native):
         return False
     if not all(a.requires_grad == b.requires_grad for a, b in zip(result, native, strict=False)):
-        raise Violation("the result records no gradient", subject.show(call), DIRECT)
+        raise Violation("the result records no gradient", call, DIRECT)
     _backward(result, subject.device)
     _backward(native, torch.device("cpu"))
     for name in names:
         got, expected = mine[name].grad, theirs[name].grad
         if (got is None) != (expected is None):
-            raise Violation(f"{name} gets gradient {got}", subject.show(call), DIRECT)
+            raise Violation(f"{name} gets gradient {got}", call, DIRECT)
         fault = got is not None and judges.difference(got, expected, _LOOSE)
         if fault:
-            raise Violation(f"gradient of {name}: {fault}", subject.show(call), DIRECT)
+            raise Violation(f"gradient of {name}: {fault}", call, DIRECT)
     return True
 
 

@@ -96,7 +96,7 @@ def _distinct(seen: list[Observation]) -> None:
                 continue
             if id(result) in held:
                 text = "two calls returned the same object"
-                raise Violation(text, one.subject.show(one.call), one.route)
+                raise Violation(text, one.call, one.route)
             held[id(result)] = one
             storage = result.untyped_storage()
             if result.numel() and result.device.type != "meta":
@@ -105,7 +105,7 @@ def _distinct(seen: list[Observation]) -> None:
     for (first, size, _), (second, _, one) in itertools.pairwise(spans):
         if second < first + size:
             text = "the results of two calls share memory"
-            raise Violation(text, one.subject.show(one.call), one.route)
+            raise Violation(text, one.call, one.route)
 
 
 def _recheck(seen: list[Observation]) -> None:
@@ -113,7 +113,7 @@ def _recheck(seen: list[Observation]) -> None:
         fault = judges.values(one) or judges.buffer_values(one)
         if fault:
             text = f"looked at again after later calls: {fault}"
-            raise Violation(text, one.subject.show(one.call), one.route)
+            raise Violation(text, one.call, one.route)
 
 
 class _Bytes(bytearray):
@@ -140,7 +140,7 @@ def tensors_are_let_go(subject: Subject) -> None:
         alive = sorted({name for name, reference in kept if reference() is not None})
         if alive:
             text = f"{', '.join(alive)} is still in memory after the call"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
     if not tried:
         raise NotApplicable(why)
 

@@ -65,7 +65,7 @@ def _fault(subject: Subject, call: Call, route: str) -> Violation | None:
         hypothesis.reject()
     except Violation as violation:
         return violation
-    return None if what is None else Violation(what, subject.show(call), route)
+    return None if what is None else Violation(what, call, route)
 
 
 @strategies.composite

@@ -64,7 +64,7 @@ def rejects_gives_a_reason_or_none(subject: Subject) -> None:
         answer = _answer(subject, call)
         if answer is not None and (not isinstance(answer, str) or not answer.strip()):
             text = f"it answers {answer!r}, expected a reason or None"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
 
 
 def _answer(subject: Subject, call: Call) -> object:
@@ -78,13 +78,13 @@ def _answer(subject: Subject, call: Call) -> object:
         again = subject.refusal(arguments)
     except Exception as error:
         text = f"it raises {type(error).__name__}: {error}"
-        raise Violation(text, subject.show(call), DIRECT) from error
+        raise Violation(text, call, DIRECT) from error
     if answer != again:
         text = f"it answers {answer!r}, then {again!r} to the same call"
-        raise Violation(text, subject.show(call), DIRECT)
+        raise Violation(text, call, DIRECT)
     for name, one in placed.items():
         if not torch.equal(one.after().view(torch.uint8), one.before.view(torch.uint8)):
-            raise Violation(f"it changes {name}", subject.show(call), DIRECT)
+            raise Violation(f"it changes {name}", call, DIRECT)
     return answer
 
 
@@ -128,7 +128,7 @@ def _runs_no_operator(subject: Subject, call: Call, arguments: dict[str, Any]) -
     with _Watch() as watch:
         _asked_of(subject, arguments)
     if watch.ran:
-        raise Violation(f"it runs {', '.join(watch.ran)}", subject.show(call), DIRECT)
+        raise Violation(f"it runs {', '.join(watch.ran)}", call, DIRECT)
 
 
 def _works_without_data(subject: Subject, call: Call, arguments: dict[str, Any]) -> None:
@@ -142,11 +142,11 @@ def _works_without_data(subject: Subject, call: Call, arguments: dict[str, Any])
             }
             subject.refusal(fakes)
     except DataDependentOutputException as error:
-        raise Violation(f"it reads a value: {error.func}", subject.show(call), DIRECT) from None
+        raise Violation(f"it reads a value: {error.func}", call, DIRECT) from None
     except Exception as error:  # noqa: BLE001 - a fake tensor has no address, which is no fault
         if "numpy" in str(error):
             text = f"it reads values: {error}"
-            raise Violation(text, subject.show(call), DIRECT) from None
+            raise Violation(text, call, DIRECT) from None
 
 
 def _ignores_values(subject: Subject, call: Call, arguments: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ def _ignores_values(subject: Subject, call: Call, arguments: dict[str, Any]) -> 
         other = _asked_of(subject, others)
         if other != answer:
             text = f"it answers {answer!r}, and {other!r} when only the values differ"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
 
 
 def _other(value: Tensor, seed: int) -> Tensor:
@@ -216,7 +216,7 @@ def _not_a_pretext(subject: Subject, call: Call, reason: object) -> None:
         isinstance(mine, Tensor) and judges.difference(mine, theirs, tolerance) is None for mine, theirs in pairs
     ):
         text = f"it refuses ({reason}) a plain call that the kernel runs rightly"
-        raise Violation(text, subject.show(call), DIRECT)
+        raise Violation(text, call, DIRECT)
 
 
 # -- calls that are not refused --------------------------------------------------------------------
@@ -243,10 +243,10 @@ def calls_that_are_not_rejected_run(subject: Subject) -> None:
             subject.function(*args, **kwargs)
         except NotSupported as error:
             text = f"it raises NotSupported ({error}) and rejects lets the call through"
-            raise Violation(text, subject.show(call), DIRECT) from None
+            raise Violation(text, call, DIRECT) from None
         except Exception as error:
             text = f"it raises {type(error).__name__}: {error}"
-            raise Violation(text, subject.show(call), DIRECT) from error
+            raise Violation(text, call, DIRECT) from error
     if not ran:
         raise NotApplicable("rejects lets no plain call through")
 
@@ -273,7 +273,7 @@ def not_supported_comes_before_writing(subject: Subject) -> None:
         for name, one in placed.items():
             if not torch.equal(one.after().view(torch.uint8), one.before.view(torch.uint8)):
                 text = f"it has written to {name} before it raises NotSupported"
-                raise Violation(text, subject.show(call), DIRECT)
+                raise Violation(text, call, DIRECT)
     if not met:
         raise NotApplicable("the kernel raised NotSupported for no call")
 
@@ -360,12 +360,11 @@ def undeclared_dtype_is_left_alone(subject: Subject) -> None:
         call = Call(size=5, seed=1, dtypes=combination)
         arguments, _ = subject.prepare(call)
         args, kwargs = subject.split(arguments)
-        text = subject.show(call)
         try:
             subject.routes[HANDLE](*args, **kwargs)
         except NoKernelError:
             continue
         except Exception as error:
             message = f"raises {type(error).__name__}, expected NoKernelError"
-            raise Violation(message, text, HANDLE) from error
-        raise Violation("the kernel is run with a dtype that it does not declare", text, HANDLE)
+            raise Violation(message, call, HANDLE) from error
+        raise Violation("the kernel is run with a dtype that it does not declare", call, HANDLE)

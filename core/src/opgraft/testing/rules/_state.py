@@ -60,14 +60,14 @@ def _under(subject: Subject, call: Call, name: str, circumstance: ambient.Circum
         return
     except Violation as violation:
         text = f"with {name}: {violation.what}"
-        raise Violation(text, subject.show(call), DIRECT) from violation
+        raise Violation(text, call, DIRECT) from violation
     seen = subject.seen(call, placed, result, reference)
     _report(seen, judges.everything(seen), name)
 
 
 def _native_works(subject: Subject, call: Call, circumstance: ambient.Circumstance) -> bool:
-    """Look whether native itself gives the same under a circumstance, on the same device."""
-    arguments, _ = subject.prepare(call)
+    """Look whether native itself gives the same under a circumstance, on the CPU."""
+    arguments, _ = subject.prepare(call, torch.device("cpu"))
     args, kwargs = subject.split(arguments)
     try:
         with circumstance():
@@ -89,13 +89,13 @@ def _judged(subject: Subject, call: Call, name: str) -> None:
         return
     except Violation as violation:
         text = f"with {name}: {violation.what}"
-        raise Violation(text, subject.show(call), DIRECT) from violation
+        raise Violation(text, call, DIRECT) from violation
     _report(seen, judges.values(seen) or judges.dtype(seen), name)
 
 
 def _report(seen: Observation, fault: str | None, name: str) -> None:
     if fault:
-        raise Violation(f"with {name}: {fault}", seen.subject.show(seen.call), DIRECT)
+        raise Violation(f"with {name}: {fault}", seen.call, DIRECT)
 
 
 def _in_event_loop(subject: Subject, call: Call) -> None:
@@ -121,10 +121,10 @@ def calls_are_quiet(subject: Subject) -> None:
             subject.invoke(DIRECT, call, arguments)
         if printed.getvalue():
             text = f"a call prints {printed.getvalue()[:80]!r}"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
         if caught:
             text = f"a call warns: {caught[0].message}"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
 
 
 @rule(seconds=1.5)
@@ -148,7 +148,7 @@ def same_input_same_result(subject: Subject) -> None:
         ran = True
         if different:
             text = f"run {different[0]} of {_RUNS} differs from the first"
-            raise Violation(text, subject.show(call), DIRECT)
+            raise Violation(text, call, DIRECT)
     if not ran:
         raise NotApplicable(why)
 
@@ -170,7 +170,7 @@ def many_calls_stay_right(subject: Subject) -> None:
         call, reference = order.choice(ready)
         fault = judges.values(subject.observe(call, DIRECT, reference))
         if fault:
-            raise Violation(f"call {number + 1}: {fault}", subject.show(call), DIRECT)
+            raise Violation(f"call {number + 1}: {fault}", call, DIRECT)
 
 
 def _ready(subject: Subject, calls: list[Call]) -> list[tuple[Call, Reference]]:
@@ -211,7 +211,7 @@ def changed_input_changes_the_result(subject: Subject) -> None:
             fault = judges.values(subject.seen(other, placed, result, expected))
             if fault:
                 text = f"after the input's values were replaced: {fault}"
-                raise Violation(text, subject.show(other), DIRECT)
+                raise Violation(text, other, DIRECT)
     if not tried:
         raise NotApplicable("no two samples have the same shapes")
 
@@ -247,7 +247,7 @@ def threads_do_not_disturb_each_other(subject: Subject) -> None:
                 faults.append(violation)
                 return
             if fault:
-                faults.append(Violation(fault, subject.show(call), DIRECT))
+                faults.append(Violation(fault, call, DIRECT))
                 return
 
     workers = [threading.Thread(target=work, args=(3 * turn,)) for turn in range(_THREADS)]
@@ -261,4 +261,4 @@ def threads_do_not_disturb_each_other(subject: Subject) -> None:
         sys.setswitchinterval(interval)
     if faults:
         text = f"with {_THREADS} threads at once: {faults[0].what}"
-        raise Violation(text, faults[0].example, DIRECT)
+        raise Violation(text, faults[0].call, DIRECT)
