@@ -1,22 +1,17 @@
-"""Calls of the index ops, and how an implementation is held against the model.
+"""Calls of the index ops: the ops' own edge cases and samples, random ones, and other layouts.
 
-`check` runs one call of one implementation: values, dtypes, shapes and strides of the results, the
-surroundings of every destination, and that no input changed. `edge_cases` and `random_cases` give
-the calls; `laid_out` gives the same call in another memory layout.
+An implementation is held against the model on them by `index_check.check`.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import model_index_ops as model
 import torch
 
 from opgraft.ops import attention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 Arguments = dict[str, Any]
 
@@ -25,223 +20,6 @@ NAMES = tuple(OPS)
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
 CANARY = -77
 BUFFERS = ("out", "out_lens")
-
-
-class Rows:
-    """A table that is too large for lists, read entry by entry."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __len__(self) -> int:
-        return self.tensor.shape[0]
-
-    def __getitem__(self, index: int) -> Any:
-        part = self.tensor[index]
-        return Rows(part) if part.dim() else int(part)
-
-
-def plain(value: Any) -> Any:
-    """Turn tensors into what the model takes."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.tolist() if value.numel() < 2**20 else Rows(value)
-
-
-def bits(arguments: Arguments) -> int:
-    return 32 if arguments.get("out") is None else torch.iinfo(arguments["out"].dtype).bits
-
-
-def expected_outputs(name: str, arguments: Arguments) -> tuple[Any, ...]:
-    """What the model says, as nested lists, one per output."""
-    a = {key: plain(value) for key, value in arguments.items()}
-    out, out_lens = a.pop("out", None), a.pop("out_lens", None)
-    match name:
-        case "clamp_position":
-            return (model.clamp_position(a["seq_lens"]),)
-        case "csr_kv_indices":
-            options = pick(a, "page_size", "token_map", "total")
-            result = model.csr_kv_indices(
-                a["req_to_token"],
-                a["req_pool_indices"],
-                a["kv_lens"],
-                a["kv_indptr"],
-                a.get("kv_starts"),
-                out=out,
-                bits=bits(arguments),
-                **options,
-            )
-            return (result,)
-        case "block_table":
-            options = pick(a, "page_size", "max_pages", "tail")
-            result = model.block_table(
-                a["req_to_token"], a["req_pool_indices"], a["kv_lens"], a.get("kv_starts"), out=out, **options
-            )
-            return (result,)
-        case "prefill_aware_page_table":
-            return model.prefill_aware_page_table(
-                a["req_to_token"],
-                a["req_pool_indices"],
-                a["seq_lens"],
-                a["prefill_lens"],
-                out=out,
-                **pick(a, "window", "max_kv"),
-            )
-        case "seqlens_expand":
-            return (model.seqlens_expand(a["q_lens"], a["kv_lens"], total=a["total"]),)
-        case "extend_positions":
-            result = model.extend_positions(a["prefix_lens"], a["extend_lens"], total=a["total"], out=out)
-            return (result,)
-        case "compact_valid_indices":
-            return model.compact_valid_indices(a["indices"], a.get("indptr"), out=out, bits=bits(arguments))
-        case "topk_to_slots":
-            options = pick(a, "cu_q", "output_rows", "page_size")
-            k = arguments["topk"].shape[1]
-            result = model.topk_to_slots(a["table"], a["topk"], **options)
-            return ([line or [model.ABSENT] * k for line in result],)
-        case "topk_valid_length":
-            lengths, _ = model.topk_valid_length(**a)
-            return (lengths,)
-        case "topk_to_slots_dcp":
-            return model.topk_to_slots_dcp(**a)
-        case "cp_interleave_split":
-            return model.cp_interleave_split(**a)
-    raise LookupError(name)
-
-
-def expected_inputs(name: str, arguments: Arguments) -> dict[str, Any]:
-    """What the inputs hold afterwards: themselves, but for the one op that repairs."""
-    after = {
-        key: value.clone()
-        for key, value in arguments.items()
-        if isinstance(value, torch.Tensor) and key not in BUFFERS and value.numel() < 2**28
-    }
-    if name == "topk_valid_length" and arguments.get("repair"):
-        _, repaired = model.topk_valid_length(arguments["topk"].tolist(), repair=arguments["repair"])
-        after["topk"] = torch.tensor(repaired, dtype=arguments["topk"].dtype).view(arguments["topk"].shape)
-    return after
-
-
-def expected_shapes(name: str, arguments: Arguments) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the outputs, from the signatures alone."""
-    a = arguments
-    match name:
-        case "clamp_position":
-            return (tuple(a["seq_lens"].shape),)
-        case "csr_kv_indices":
-            if a.get("out") is not None:
-                return (tuple(a["out"].shape),)
-            size = a["total"] if a.get("total") is not None else max(int(a["kv_indptr"][-1]), 0)
-            return ((size,),)
-        case "block_table" | "prefill_aware_page_table":
-            batch = a["req_pool_indices"].shape[0]
-            width = a.get("max_pages", a.get("max_kv"))
-            if a.get("out") is not None:
-                width = a["out"].shape[1]
-            return ((batch, width),) if name == "block_table" else ((batch, width), (batch,))
-        case "seqlens_expand" | "extend_positions":
-            return ((a["total"],),)
-        case "compact_valid_indices":
-            rows, columns = a["indices"].shape
-            size = rows * columns if a.get("out") is None else a["out"].shape[0]
-            return ((rows + 1,), (size,))
-        case "topk_to_slots":
-            tokens, k = a["topk"].shape
-            rows = a.get("output_rows")
-            return ((tokens if rows is None else rows, k),)
-        case "topk_valid_length":
-            return ((a["topk"].shape[0],),)
-        case "topk_to_slots_dcp":
-            return (tuple(a["slots"].shape), (a["slots"].shape[0],))
-        case "cp_interleave_split":
-            return (tuple(a["extend_lens"].shape),) * 2
-    raise LookupError(name)
-
-
-def pick(arguments: Mapping[str, Any], *names: str) -> Arguments:
-    return {name: arguments[name] for name in names if name in arguments}
-
-
-# ------------------------------------------------------------------------------------- destinations
-
-
-def guarded(buffer: torch.Tensor, layout: str) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Give a buffer of the same content inside canaries, and a check that these are untouched."""
-    shape = buffer.shape
-    room = [size + 5 for size in shape]
-    step = [slice(2, 2 + size) for size in shape]
-    if layout == "strided":
-        room[0] = 2 * shape[0] + 5
-        step[0] = slice(3, 3 + 2 * shape[0], 2)
-    storage = torch.full(room, CANARY + 1, dtype=buffer.dtype)
-    view = storage[tuple(step)]
-    if layout == "transposed" and buffer.dim() == 2:
-        storage = torch.full(room[::-1], CANARY + 1, dtype=buffer.dtype)
-        view = storage.t()[tuple(step)]
-    assert shape == view.shape
-    view.copy_(buffer)
-    hidden = torch.ones_like(storage, dtype=torch.bool)
-    mask = hidden.t() if layout == "transposed" and buffer.dim() == 2 else hidden
-    mask[tuple(step)] = False
-
-    def untouched() -> None:
-        assert bool((storage[hidden] == CANARY + 1).all()), "written beside the destination"
-
-    return view, untouched
-
-
-def check(call: Callable[..., Any], name: str, arguments: Arguments, *, layout: str = "contiguous") -> None:
-    """Run one call and hold everything about it against the model."""
-    outputs = expected_outputs(name, arguments)
-    inputs = expected_inputs(name, arguments)
-    shapes = expected_shapes(name, arguments)
-    given = dict(arguments)
-    if name == "topk_valid_length":
-        # The one input that may be written to: it lies between canaries as destinations do.
-        given["topk"], untouched_topk = guarded(arguments["topk"], layout)
-    else:
-        untouched_topk = None
-    checks = [untouched_topk] if untouched_topk else []
-    for buffer in BUFFERS:
-        if given.get(buffer) is not None:
-            allowed = "sliced" if name == "block_table" and layout == "transposed" else layout
-            given[buffer], untouched = guarded(given[buffer], allowed)
-            checks.append(untouched)
-    result = call(**given)
-    results = result if isinstance(result, tuple) else (result,)
-    op = OPS[name]
-    assert len(outputs) == len(results)
-    for index, (output, shape, got) in enumerate(zip(outputs, shapes, results, strict=True)):
-        assert shape == tuple(got.shape)
-        buffer = next((b for b, i in op_writes(op).items() if i == index), None)
-        if buffer is not None and given.get(buffer) is not None:
-            assert got is given[buffer], f"{buffer} itself is returned"
-        else:
-            assert got.is_contiguous()
-            assert declared_dtype(op, index, arguments) == got.dtype
-            for key, value in given.items():
-                if isinstance(value, torch.Tensor):
-                    assert not torch._C._is_alias_of(value, got), f"result {index} aliases {key}"
-        assert output == got.tolist()
-    for key, value in inputs.items():
-        assert torch.equal(value, given[key]), f"{key} changed"
-    for untouched in checks:
-        untouched()
-
-
-def op_writes(op: Any) -> Mapping[str, int]:
-    return getattr(op, "writes", None) or {"out": 0}
-
-
-def declared_dtype(op: Any, index: int, arguments: Arguments) -> torch.dtype:
-    declared = op.format_signature.output_dtype
-    word = declared[index] if isinstance(declared, tuple) else declared
-    if word.startswith("like:"):
-        return arguments[word.removeprefix("like:")].dtype
-    return DTYPES[word]
-
-
-# -------------------------------------------------------------------------------------------- calls
 
 
 def index_parameters(name: str) -> tuple[str, ...]:
@@ -309,7 +87,7 @@ class Draw:
     """Adversarial arguments, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - cases, no secrets
 
     def dtype(self) -> torch.dtype:
         return self.random.choice([torch.int32, torch.int64])

@@ -167,22 +167,19 @@ def compact_valid_indices(
 def topk_to_slots(
     table: Table, topk: Table, *, cu_q: Vector | None = None, output_rows: int | None = None, page_size: int = 1
 ) -> list[list[int]]:
-    result = []
-    for token, line in enumerate(topk):
-        row = ABSENT
+    def owner(token: int) -> int:
         if cu_q is None:
-            row = token
-        else:
-            for request in range(len(cu_q) - 1):
-                if cu_q[request] <= token < cu_q[request + 1]:
-                    row = request
-        result.append(
-            [wrapped(read(table, row, position, page_size)) if position >= 0 else ABSENT for position in line]
-        )
-    k = columns_of(topk)
-    for _ in range(len(topk), len(topk) if output_rows is None else output_rows):
-        result.append([ABSENT] * k)
-    return result
+            return token
+        owners = [b for b in range(len(cu_q) - 1) if cu_q[b] <= token < cu_q[b + 1]]
+        return owners[-1] if owners else ABSENT
+
+    def slots(row: int, line: Vector) -> list[int]:
+        return [ABSENT if position < 0 else wrapped(read(table, row, position, page_size)) for position in line]
+
+    rows = len(topk) if output_rows is None else output_rows
+    absent = [ABSENT] * columns_of(topk)
+    result = [slots(owner(token), line) for token, line in enumerate(topk)]
+    return result + [list(absent) for _ in range(rows - len(topk))]
 
 
 def topk_valid_length(

@@ -150,7 +150,8 @@ def canonicalize_stride(tensor: Tensor) -> Tensor:
 
     The stride of such an axis means nothing to a reader, yet descriptors of bulk copies refuse
     strides that collide. From the second-last axis to the first: where the size is 1 and the
-    stride is that of the next axis, it becomes the next axis's stride times its size.
+    stride is that of the next axis, it becomes the next axis's stride times its size, as these
+    are by then; so a chain of such axes resolves from the right.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ def canonicalize_stride(tensor: Tensor) -> Tensor:
     shape, given = tensor.shape, tensor.stride()
     strides = list(given)
     for axis in range(len(shape) - 2, -1, -1):
-        if shape[axis] == 1 and strides[axis] == strides[axis + 1]:
+        if shape[axis] == 1 and given[axis] == given[axis + 1]:
             strides[axis] = strides[axis + 1] * shape[axis + 1]
     if tuple(strides) == tuple(given):
         return tensor

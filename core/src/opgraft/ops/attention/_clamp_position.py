@@ -81,4 +81,6 @@ class ClampPosition(BaseFusedOp):
         extremes = [limits.min, limits.min + 1, -1, 0, 1, 2, limits.max - 1, limits.max]
         yield "no requests", {"seq_lens": tensor([], dtype)}
         yield "extremes", {"seq_lens": tensor(extremes, dtype)}
+        canary = torch.full((len(extremes),), -77, dtype=torch.int64)
+        yield "extremes, buffer", {"seq_lens": tensor(extremes, dtype), "out": canary}
         yield ("any value, odd size", {"seq_lens": integers(limits.min, limits.max, (1031,), dtype, generator)})
