@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -73,8 +74,12 @@ class KernelRegistry:
         self.policy.subscribe(self._policy_changed)
 
     def __reduce__(self) -> tuple[Callable[[], KernelRegistry], tuple[()]]:
-        """Copy and pickle as the default registry of the process."""
+        """Pickle as the default registry of the process."""
         return default_registry, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KernelRegistry:
+        """Stay the registry of what is copied."""
+        return self
 
     # What the call path keeps.
 
@@ -279,6 +284,7 @@ class KernelRegistry:
                 "discovery was re-entered: a plugin calls an op, or asks for the backends, while it is being "
                 "loaded; do that on first use instead"
             )
+        self.load_catalogue()  # before the lock: a thread that is importing the catalogue needs it to add ops
         if not self._lock.acquire(timeout=_PATIENCE):
             raise PluginError(f"another thread has been loading plugins for {_PATIENCE:.0f} s")
         try:
@@ -290,8 +296,12 @@ class KernelRegistry:
             self._discovering = None
             self._lock.release()
 
+    def hold_while_forking(self) -> None:
+        """Let a fork wait for a discovery of another thread, which the child could not finish."""
+        release = self._lock.release
+        os.register_at_fork(before=self._lock.acquire, after_in_parent=release, after_in_child=release)
+
     def _discover(self) -> Discovery:
-        self.load_catalogue()
         self._judged_by = self._judgement()
         own = {op_id: one.op for op_id, one in self._handles.items() if op_id not in self._plugin_ops}
         catalogue = {op_id: op.arguments().signature for op_id, op in own.items()}
@@ -358,6 +368,7 @@ class KernelRegistry:
             If it is quarantined or its name is taken; it is not kept then.
 
         """
+        self.load_catalogue()
         with self._lock:
             new = all(one is not plugin for one in self._extra)
             self._extra += [plugin] if new else []
@@ -418,4 +429,6 @@ class KernelRegistry:
 @functools.lru_cache(maxsize=1)
 def default_registry() -> KernelRegistry:
     """Give the process's registry; it discovers nothing until something is asked of it."""
-    return KernelRegistry(catalogue="opgraft.ops")
+    registry = KernelRegistry(catalogue="opgraft.ops")
+    registry.hold_while_forking()
+    return registry
