@@ -6,6 +6,7 @@ A record is validated when it is built, so that a wrong declaration fails at its
 from __future__ import annotations
 
 import importlib
+import keyword
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +32,7 @@ _WORD = re.compile(r"[a-z][a-z0-9_]*")
 
 def check_op_id(op_id: str) -> str:
     """Return the id if it is ``group.name`` in lower case, without underscore in the group."""
-    if not isinstance(op_id, str) or not _OP_ID.fullmatch(op_id):
+    if not isinstance(op_id, str) or not _OP_ID.fullmatch(op_id) or any(map(keyword.iskeyword, op_id.split("."))):
         raise RegistrationError(
             f"an op id is 'group.name' in lower case, without underscore in the group, got {op_id!r}"
         )
@@ -163,6 +164,8 @@ class FormatSignature:
         for name in self.outputs:
             if not name.startswith("like:"):
                 _dtype_names((name,), "output_dtype")
+        shapes = {name: (dims,) if isinstance(dims, str) else tuple(dims) for name, dims in self.shapes.items()}
+        object.__setattr__(self, "shapes", shapes)
         for parameter, dim in ((name, dim) for name, dims in self.shapes.items() for dim in dims):
             if not re.fullmatch(r"[a-z][a-z0-9_]*( \+ \d+)?", dim):
                 raise RegistrationError(f"shapes, {parameter}: a dim is 'name' or 'name + 1', got {dim!r}")
@@ -265,7 +268,7 @@ class KernelSpec:
     def __post_init__(self) -> None:
         """Normalise what an author may write in short, and refuse what cannot be meant."""
         whose = f"kernel {self.backend}/{self.kernel_backend} of {self.op!r}"
-        if isinstance(self.target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", self.target):
+        if isinstance(self.target, str) and not re.fullmatch(r"[^:\s]+:[^:\s]+", self.target):
             raise RegistrationError(f"{whose}: a target is 'module:attr', got {self.target!r}")
         object.__setattr__(self, "kernel_backend", KernelBackend(self.kernel_backend))
         object.__setattr__(self, "capabilities", capability_set(self.capabilities, whose))
