@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX: Final = "forward_"
-_INSTANCE_ONLY: Final = frozenset({"_dispatcher", "_compiled_native", "torch_function"})
+_INSTANCE_ONLY: Final = {"_dispatcher", "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
 
 
 class BaseFusedOp(nn.Module):
@@ -111,18 +111,18 @@ class BaseFusedOp(nn.Module):
         form = cls.format_signature
         if form is not None and not isinstance(form, FormatSignature):
             raise RegistrationError(f"{cls.__name__}: format_signature must be a FormatSignature, got {form!r}")
-        if form is not None and cls.defines("forward_native"):
-            like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")}
+        if cls.defines("forward_native"):
+            like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")} if form else set()
+            stated = {*form.by_parameter, *form.shapes, *like} if form else set()
             known = set(cls.signature().parameters)
-            unknown = sorted({*form.by_parameter, *form.shapes, *like} - known)
-            if unknown:
-                raise RegistrationError(
-                    f"{cls.__name__}: format_signature names {unknown}, the parameters are {sorted(known)}"
-                )
+            unknown = sorted({*stated, *cls.mutates, *(cls.writes.keys() - {"out"})} - known)
+            if unknown or "backend" in known:
+                why = f"it names {unknown}" if unknown else "'backend' is the keyword by which a caller names kernels"
+                raise RegistrationError(f"{cls.__name__}: {why}, its parameters are {sorted(known)}")
 
     @classmethod
     def _check_forward(cls) -> None:
-        if "forward" in vars(cls):
+        if cls.forward is not BaseFusedOp.forward:
             raise RegistrationError(
                 f"{cls.__name__} overrides forward, which chooses the kernel; define forward_native and "
                 f"forward_<kernel backend> instead"
@@ -145,9 +145,7 @@ class BaseFusedOp(nn.Module):
     @classmethod
     def signature(cls) -> inspect.Signature:
         """Give the op's signature, without ``self``."""
-        full = inspect.signature(cls.forward_native)
-        bound = isinstance(inspect.getattr_static(cls, "forward_native"), staticmethod)
-        return full if bound else full.replace(parameters=list(full.parameters.values())[1:])
+        return inspect.signature(object.__new__(cls).forward_native)
 
     @classmethod
     def arguments(cls) -> Arguments:
@@ -172,7 +170,7 @@ class BaseFusedOp(nn.Module):
     @classmethod
     def own_specs(cls, where: str = "") -> tuple[KernelSpec, ...]:
         """Describe the op's own methods as kernels; their target is ``"<where>.forward_..."``."""
-        path = where or f"{cls.__module__}:{cls.__qualname__}".replace("<locals>", "locals")
+        path = where or f"{cls.__module__}:{cls.__qualname__}"
         make = functools.partial(KernelSpec, op=cls.op or cls.__name__, backend=OWN)
         built, platforms = cls.own_methods()
         specs = [
@@ -281,7 +279,7 @@ class BaseFusedOp(nn.Module):
             return self.dispatcher.call(self.arguments().bind(*args, **kwargs), backend)
         if self.torch_function is not None:
             return self.torch_function(*args, backend=backend, **kwargs)
-        named = "native" if backend in {None, "auto", "torch"} else str(backend).rpartition("/")[2]
+        named = "native" if backend in {None, "auto", "torch", "torch_compile"} else str(backend).rpartition("/")[2]
         return getattr(self, _PREFIX + named)(*args, **kwargs)
 
     def pin(self, selector: str) -> None:
@@ -365,13 +363,14 @@ class BaseFusedOp(nn.Module):
 def _dropping(register: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(register)
     def wrapper(self: BaseFusedOp, *args: Any, **kwargs: Any) -> Any:
+        removable = register(self, *args, **kwargs)
         self.registry.drop_kept()
-        return register(self, *args, **kwargs)
+        return removable
 
     return wrapper
 
 
-for _kind in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+for _kind in ("forward", "forward_pre", "backward", "full_backward", "full_backward_pre"):
     _name = f"register_{_kind}_hook"
     setattr(BaseFusedOp, _name, _dropping(getattr(nn.Module, _name)))
 
