@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from opgraft.discovery import Discovery, discover, scan
@@ -45,11 +45,18 @@ class KernelRegistry:
         Tells what the user wants.
     catalogue
         Module whose import adds the ops that ship with the core.
+    path
+        Where plugins' metadata is looked for; None is ``sys.path``.
 
     """
 
     def __init__(
-        self, *, detector: Detector | None = None, policy: PolicyStore | None = None, catalogue: str = ""
+        self,
+        *,
+        detector: Detector | None = None,
+        policy: PolicyStore | None = None,
+        catalogue: str = "",
+        path: Sequence[str] | None = None,
     ) -> None:
         self.detector = detector or Detector()
         self.policy = policy or PolicyStore()
@@ -58,7 +65,7 @@ class KernelRegistry:
         self.traces: tuple[Trace, ...] = ()
         self.process_trace = Trace()
         self._lock = threading.RLock()
-        self._catalogue = catalogue
+        self._catalogue, self._path = catalogue, path
         self._handles: dict[str, Handle] = {}
         self._kept: set[Handle] = set()
         self._specs: dict[str, list[KernelSpec]] = {}
@@ -305,7 +312,7 @@ class KernelRegistry:
         self._judged_by = self._judgement()
         own = {op_id: one.op for op_id, one in self._handles.items() if op_id not in self._plugin_ops}
         catalogue = {op_id: op.arguments().signature for op_id, op in own.items()}
-        policy, installation = self.policy.process(), scan()
+        policy, installation = self.policy.process(), scan(self._path)
         if policy.lock is not None:
             policy = Lock(policy.lock).admitted(policy, installation)
         found = discover(installation, policy, catalogue, self.detector, tuple(self._extra))
