@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+JOBS ?= 2
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
@@ -89,8 +90,8 @@ types: $(STAMPS)/lint-tools $(STAMPS)/test-tools ## mypy --strict over the core,
 	$(BIN)/python -m mypy
 
 .PHONY: unit
-unit: $(STAMPS)/test-tools ## All tests that need no accelerator; PYTEST_ARGS="-k ..." narrows
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+unit: $(STAMPS)/test-tools ## All tests that need no accelerator; PYTEST_ARGS="-k ..." narrows, JOBS=0 runs them in one process
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(STAMPS)/test-tools ## The tests that need an accelerator
