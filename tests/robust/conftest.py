@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib_metadata
 import pytest
 import torch
 from installation import Site
 
-from opgraft import kernel_registry
-from opgraft.discovery import scan
 from opgraft.kernel_registry import KernelRegistry
 from opgraft.ops.attention import _clamp_position
 from opgraft.policy import PolicyStore
-
-DISTRIBUTIONS = importlib_metadata.distributions
 
 
 class Process:
@@ -22,7 +17,9 @@ class Process:
     def __init__(self, site, folder, environ, detector):
         self.site = site
         self.environ = {f"OPGRAFT_{name}": value for name, value in environ.items()}
-        self.registry = KernelRegistry(policy=PolicyStore(self.environ, folder), detector=detector)
+        self.registry = KernelRegistry(
+            policy=PolicyStore(self.environ, folder), detector=detector, path=[str(site.path)]
+        )
         self.op = _clamp_position.ClampPosition.publish(self.registry).function
 
     @property
@@ -35,11 +32,10 @@ class Process:
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
+def site(tmp_path):
     """Give a folder on ``sys.path``, the only one where plugins are looked for."""
     made = Site(tmp_path / "site")
     made.path.mkdir()
-    monkeypatch.setattr(kernel_registry, "scan", lambda: scan([str(made.path)]))
     with made.on_path():
         yield made
 

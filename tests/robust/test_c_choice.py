@@ -60,7 +60,7 @@ def test_c2_equal_priorities_give_one_winner_whatever_the_order_of_discovery(pro
         entries = list(found.entries)
         random.Random(seed).shuffle(entries)  # noqa: S311 - orders that a failure repeats
         shuffled = type(found)(entries=tuple(entries), versions=found.versions)
-        monkeypatch.setattr("opgraft.kernel_registry.scan", lambda shuffled=shuffled: shuffled)
+        monkeypatch.setattr("opgraft.kernel_registry.scan", lambda path, shuffled=shuffled: shuffled)
         winners.add(process().call())
     assert {"alpha"} == winners
 

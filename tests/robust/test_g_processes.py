@@ -74,8 +74,10 @@ def test_g2_another_version_on_another_node_is_named_with_its_row():
     here, there = Plan((row(),)), Plan((row(version="0.2.0"),))
     assert here.fingerprint != there.fingerprint
     assert [
-        ("attention.clamp_position cuda 9.0 int32: cuda/triton clamp_position (opgraft-cuda 0.1.0) against "
-        "cuda/triton clamp_position (opgraft-cuda 0.2.0)")
+        (
+            "attention.clamp_position cuda 9.0 int32: cuda/triton clamp_position (opgraft-cuda 0.1.0) against "
+            "cuda/triton clamp_position (opgraft-cuda 0.2.0)"
+        )
     ] == here.differences(there)
 
 
