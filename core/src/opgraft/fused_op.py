@@ -164,8 +164,8 @@ class BaseFusedOp(nn.Module):
     def own_methods(cls) -> tuple[list[KernelBackend], list[str]]:
         """List the kernel backends and the platform keys for which the class has a method."""
         found = {n.removeprefix(_PREFIX) for n in dir(cls) if n.startswith(_PREFIX) and cls.defines(n)}
-        known = [KernelBackend(name) for name in KernelBackend.names() if name in found]
-        return known, sorted(found - {*known, "native", "fake"})
+        known = [KernelBackend(name) for name in KernelBackend.names() if name in found - {KernelBackend.TORCH}]
+        return known, sorted(found - {*known, "native", "fake", "torch"})
 
     @classmethod
     def own_specs(cls, where: str = "") -> tuple[KernelSpec, ...]:
@@ -173,24 +173,21 @@ class BaseFusedOp(nn.Module):
         path = where or f"{cls.__module__}:{cls.__qualname__}"
         make = functools.partial(KernelSpec, op=cls.op or cls.__name__, backend=OWN)
         built, platforms = cls.own_methods()
-        specs = [
+        compiled = KernelBackend.TORCH_COMPILE  # of native, unless the class has its own; needs no declaration
+        kernels = [
             make(
                 kernel_backend=by,
-                target=f"{path}.{_PREFIX}{by}",
+                target=f"{path}.{_PREFIX}{by if by in built else 'native'}",
                 capabilities=cls.capabilities.get(by, {ANY}),
-                declared=by in cls.priority and by in cls.capabilities,
-                differentiable=by in cls.differentiable,
+                declared=by in cls.priority and (by in cls.capabilities or by is compiled),
+                differentiable=by in cls.differentiable or by not in built,
             )
-            for by in built
+            for by in dict.fromkeys([*built, compiled])
         ]
-        native = f"{path}.{_PREFIX}native"
-        if KernelBackend.TORCH_COMPILE not in built:
-            listed = KernelBackend.TORCH_COMPILE in cls.priority
-            by = KernelBackend.TORCH_COMPILE
-            specs.append(make(kernel_backend=by, target=native, declared=listed, differentiable=True))
-        specs.append(make(kernel_backend=KernelBackend.TORCH, target=native, differentiable=True))
-        method = KernelBackend.PLUGIN
-        return (*specs, *(make(kernel_backend=method, target=f"{path}.{_PREFIX}{k}", platform=k) for k in platforms))
+        native = make(kernel_backend=KernelBackend.TORCH, target=f"{path}.{_PREFIX}native", differentiable=True)
+        by = KernelBackend.PLUGIN
+        methods = (make(kernel_backend=by, target=f"{path}.{_PREFIX}{key}", platform=key) for key in platforms)
+        return (*kernels, native, *methods)
 
     def own_kernels(self, platform: str = "") -> tuple[KernelSpec, ...]:
         """Describe the op's own kernels, the out-of-tree forward registered for a platform included."""
