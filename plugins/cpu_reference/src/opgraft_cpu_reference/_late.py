@@ -23,7 +23,8 @@ class LateModule:
 
     def __getattr__(self, attribute: str) -> Any:
         """Import the module, and keep what was asked for."""
-        if attribute.startswith("_"):
+        # pluggy and opgraft look for their markers on every name that a plugin has.
+        if attribute.startswith(("_", "opgraft_")):
             raise AttributeError(attribute)
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)

@@ -70,7 +70,7 @@ def topk_to_slots(
         # Ascending whatever comes, so that there are as many owners as queries.
         bounds = cu_q.clamp(0, tokens).cummax(0).values
         first, last = int(bounds[0]), int(bounds[-1])
-        rows = torch.repeat_interleave(bounds.diff())
+        rows = torch.repeat_interleave(bounds.diff()).to(torch.int64)
     if first >= last or not table.numel():
         return out.fill_(-1)
     out[:first] = -1
