@@ -58,9 +58,9 @@ $(STAMPS)/%-tools: $(STAMPS)/distributions
 
 $(PEER_STAMPS)/peers: benchmarks/peers.txt $(STAMPS)/test-tools
 	@echo "Creating $(PEERS) with the peers of the benchmark"
-	@$(PYTHON) -m venv $(PEERS)
+	@$(BIN)/python -m venv --without-pip $(PEERS)
 	@$(PEERS)/bin/python scripts/reach_environment.py $(BIN)/python
-	@$(PEERS)/bin/python -m pip install --quiet --no-deps --requirement benchmarks/peers.txt
+	@$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --no-deps --requirement benchmarks/peers.txt
 	@mkdir -p $(PEER_STAMPS)
 	@touch $@
 
