@@ -219,13 +219,16 @@ class Dispatcher:
         self.arguments.check_format(values)
         self._refuse_capture(values)
         self.registry.usable()
-        own = self.op.own_kernels()
-        self._check_words(selector, policy, own)
-        selection = self.select(self._facts(key, values), self._describe(values), policy, selector)
+        selection = self._selection(key, values, selector, policy)
         if selection.winner is None:
             raise self._no_kernel(selection, selector)
         self._tell_unforced(selection, policy)
         return Choice(selection, tuple(self.runner(spec) for spec in selection.runners))
+
+    def _selection(self, key: tuple[Any, ...], values: Values, selector: str | None, policy: Policy) -> Selection:
+        facts = self._facts(key, values)
+        self._check_words(selector, policy, self.op.own_kernels(facts.platform))
+        return self.select(facts, self._describe(values), policy, selector)
 
     def _refuse_capture(self, values: Values) -> None:
         """Choose nothing, and so import and compile nothing, while a CUDA graph is being captured."""
@@ -275,10 +278,8 @@ class Dispatcher:
         """Give the selection for a real call, per-call refusals included; runs nothing."""
         self.arguments.check_format(values)
         selector = self.op.pinned if selector in {None, "auto"} else selector
-        policy = self.registry.policy.current()
-        self._check_words(selector, policy, self.op.own_kernels())
-        facts = self._facts(self._key(values, routed=True) or (), values)
-        selection = self.select(facts, self._describe(values), policy, selector)
+        key = self._key(values, routed=True) or ()
+        selection = self._selection(key, values, selector, self.registry.policy.current())
         args, kwargs = self.checked(values)
         refusals = {spec: self.runner(spec).refusal(args, kwargs) for spec in selection.runners}
         return selection.without({spec: reason for spec, reason in refusals.items() if reason is not None})

@@ -406,8 +406,8 @@ class KernelRegistry:
         names = {record.name for record in self.backends()} | {OWN, "native"}
         names |= {spec.backend for specs in self._specs.values() for spec in specs}
         built = set(KernelBackend.names())
-        first, slash, second = word.partition("/")
-        if word in names | built or (slash and first in names and second in built | {spec.platform for spec in own}):
+        first, _, second = word.partition("/")
+        if word in names | built or (second and first in names and second in built | {spec.platform for spec in own}):
             return ""
         return f"unknown selector {word!r}{nearest(word, names | built)}"
 
