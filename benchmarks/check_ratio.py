@@ -1,7 +1,8 @@
 """Fail when a call here adds more than its share of what a call adds in SGLang or in vLLM.
 
-Made to be run on a schedule: interleaved in one process, fastest of many rounds, exit code 1 when
-a limit is missed. The shares belong to the default interpreter of the machine it runs on.
+Made to be run on a schedule: interleaved in one process, fastest of many rounds, exit code 1 when a limit is missed.
+A busy machine gets more passes; what counts is the fastest round of all of them, for the peers as for opgraft. The
+shares belong to the default interpreter of the machine it runs on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dispatch_peers import OPGRAFT, SGLANG, VLLM, added, environment, measure, table
+from dispatch_peers import OPGRAFT, SGLANG, VLLM, added, environment, every_call, table
+from interleave import fastest
 
 LIMITS = {SGLANG: 0.20, VLLM: 0.25}
 
@@ -27,13 +29,21 @@ def missed(costs: dict[str, float]) -> list[str]:
 def main() -> int:
     """Measure, print, and judge."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--passes", type=int, default=4, help="how often to look again while a limit is missed")
+    parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--batch", type=int, default=1000)
     options = parser.parse_args()
-    nanoseconds = measure(rounds=options.rounds, batch=options.batch)
+    calls = every_call()
+    nanoseconds = dict.fromkeys(calls, float("inf"))
+    complaints: list[str] = []
+    for _ in range(options.passes):
+        latest = fastest(calls, rounds=options.rounds, batch=options.batch)
+        nanoseconds = {name: min(ns, latest[name]) for name, ns in nanoseconds.items()}
+        complaints = missed(added(nanoseconds))
+        if not complaints:
+            break
     print(", ".join(f"{name} {version}" for name, version in environment().items()))
     print(table(nanoseconds))
-    complaints = missed(added(nanoseconds))
     print("\n".join(complaints) if complaints else "every limit is kept")
     return 1 if complaints else 0
 

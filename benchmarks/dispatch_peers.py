@@ -58,7 +58,7 @@ def sglang_calls(seq_lens: torch.Tensor) -> dict[str, timed]:
     return {SGLANG: timed(Static(), seq_lens), SGLANG_PER_CALL: timed(PerCall(), seq_lens)}
 
 
-def vllm_calls(seq_lens: torch.Tensor) -> dict[str, Any]:
+def vllm_calls(seq_lens: torch.Tensor) -> dict[str, timed]:
     """Return vLLM's op with one dtype predicate, without and with its torch operator around it."""
     import vllm.ir
     import vllm.ir.op
@@ -82,21 +82,19 @@ def vllm_calls(seq_lens: torch.Tensor) -> dict[str, Any]:
     return {VLLM: timed(ir_op("bench_unwrapped"), seq_lens), VLLM_WRAPPED: timed(wrapped.torch_op, seq_lens)}
 
 
-def measure(*, rounds: int, batch: int) -> dict[str, float]:
-    """Return the nanoseconds per call of every way of calling, interleaved in this process."""
+def every_call() -> dict[str, timed]:
+    """Return every way of calling the trivial kernel. Once a process: the peers register their ops for good."""
     logging.getLogger().setLevel(logging.ERROR)
     seq_lens = torch.arange(1, 65, dtype=torch.int32)
     register()
     handle = opgraft.ops.attention.clamp_position
     assert handle(seq_lens) is seq_lens, "the handle did not choose the trivial kernel"
-    calls = {
+    return {
         DIRECT: timed(direct_kernel, seq_lens),
         OPGRAFT: timed(handle, seq_lens),
         **sglang_calls(seq_lens),
         **vllm_calls(seq_lens),
     }
-    with torch.no_grad():  # vLLM's operator has no gradient formula to skip; engines serve without gradients
-        return fastest(calls, rounds=rounds, batch=batch)
 
 
 def added(nanoseconds: dict[str, float]) -> dict[str, float]:
@@ -130,7 +128,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    nanoseconds = measure(rounds=options.rounds, batch=options.batch)
+    nanoseconds = fastest(every_call(), rounds=options.rounds, batch=options.batch)
     if options.json:
         print(json.dumps({"environment": environment(), "nanoseconds": nanoseconds, "added": added(nanoseconds)}))
     else:
