@@ -218,6 +218,8 @@ def discover(
     times = Counter(op_class.op for op_class in offered)
     ops = {c.op: c for c in offered if c.op not in catalogue and times[c.op] == 1}
     forwards = Forwards({**catalogue, **{op: op_class.signature() for op, op_class in ops.items()}})
+    for name in {record.name for record, _ in found} - live.keys():
+        forwards.set_blocked(name)
     refused = {name: forwards.take(name, one, ops) for name, one in live.items()}
     kernels = forwards.kernels([record for record, _ in found if record.status in _LOADED])
     records = tuple(
