@@ -260,7 +260,7 @@ def _random_compact_valid_indices(draw: Draw) -> Arguments:
         arguments["indptr"] = draw.tensor(places)
     if draw.maybe():
         size = max(0, rows * columns + draw.random.choice([0, 8, -8]))
-        arguments["out"] = draw.buffer(size, dtype=draw.dtype())
+        arguments["out"] = draw.buffer(size)
     return arguments
 
 

@@ -57,7 +57,6 @@ KEEPS_WHAT_IS_THERE = {
     "compact_valid_indices",
     "extend_positions",
 }
-TAKES_BITS = {"csr_kv_indices", "compact_valid_indices"}
 
 
 def expected_outputs(name: str, arguments: Arguments) -> tuple[Any, ...]:
@@ -67,7 +66,7 @@ def expected_outputs(name: str, arguments: Arguments) -> tuple[Any, ...]:
     positional = [values.pop(key, None) for key in POSITIONAL[name]]
     if name in KEEPS_WHAT_IS_THERE:
         values["out"] = out
-    if name in TAKES_BITS and out is not None:
+    if name == "csr_kv_indices" and out is not None:
         values["bits"] = torch.iinfo(arguments["out"].dtype).bits
     outputs = getattr(model, name)(*positional, **values)
     if name == "topk_valid_length":

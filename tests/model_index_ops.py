@@ -146,7 +146,7 @@ def seqlens_expand(q_lens: Vector, kv_lens: Vector, *, total: int) -> list[int]:
 
 
 def compact_valid_indices(
-    indices: Table, indptr: Vector | None = None, *, out: Vector | None = None, bits: int = 32
+    indices: Table, indptr: Vector | None = None, *, out: Vector | None = None
 ) -> tuple[list[int], list[int]]:
     result = [ABSENT] * (len(indices) * columns_of(indices)) if out is None else list(out)
     places = [0]
@@ -159,7 +159,7 @@ def compact_valid_indices(
         for value in line:
             if value >= 0:
                 if 0 <= place < len(result):
-                    result[place] = wrapped(value, bits)
+                    result[place] = wrapped(value)
                 place += 1
     return [wrapped(place) for place in places], result
 

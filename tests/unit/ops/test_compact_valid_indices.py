@@ -29,7 +29,7 @@ def test_given_places_are_used_and_given_back_as_a_copy():
 
 def test_a_buffer_keeps_what_no_index_covers_and_drops_what_does_not_fit():
     assert ([0, 2, 2, 4], [5, 7, 0]) == call(out=torch.full((3,), -77, dtype=torch.int32))
-    assert ([0, 2, 2, 4], [5, 7, 0, 9, -77]) == call(out=torch.full((5,), -77))
+    assert ([0, 2, 2, 4], [5, 7, 0, 9, -77]) == call(out=torch.full((5,), -77, dtype=torch.int32))
 
 
 def test_places_outside_the_buffer_are_dropped():

@@ -38,6 +38,8 @@ def require_int(op: str, name: str, value: Any, *, at_least: int = 0, at_most: i
         If it is outside the bounds.
 
     """
+    if type(value) is int and at_least <= value <= at_most:
+        return
     if isinstance(value, torch.SymInt):
         # While a graph is traced the bound becomes a condition on the symbol.
         torch._check(value >= at_least)  # type: ignore[no-untyped-call]  # noqa: SLF001 - public
@@ -64,7 +66,7 @@ def require_rank(op: str, world_size: Any, rank: Any) -> None:
 
 def require_unit_column_stride(op: str, name: str, tensor: torch.Tensor) -> None:
     """Demand that the columns of a row lie side by side; one column alone always does."""
-    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
+    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         message = f"{op}: {name} must have column stride 1, got {tensor.stride(1)}"
         raise ArgumentValueError(message)
 

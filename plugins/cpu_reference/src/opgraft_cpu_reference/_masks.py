@@ -25,7 +25,7 @@ def pick(values: Tensor, mask: Tensor) -> Tensor:
     """Give the values under a mask of the same shape, row by row.
 
     ``masked_select`` is one call, but for 256 rows of 8192 it takes 11.9 ms on two threads and 6.7
-    on one, where looking the places up takes 3.3 and 5.8 (Xeon, torch 2.13, a quarter covered);
+    on one, where looking the places up takes 3.3 and 5.8 (EPYC, torch 2.13, a quarter covered);
     at a sixteenth of that size it is the other way round.
     """
     if mask.numel() < _HUGE:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opgraft.fused_op import BaseFusedOp
-from opgraft.ops._dtypes import INDEX
+from opgraft.ops._dtypes import INDEX, INT32
 from opgraft.ops._ragged import counts_before, place, within_reach
 from opgraft.ops._samples import Arguments, Cases, Dtypes, integers, tensor
 from opgraft.spec import EXACT, FormatSignature
@@ -31,7 +31,7 @@ class CompactValidIndices(BaseFusedOp):
         where left out. Only the first `rows` entries are used; what overlapping rows give is
         undefined.
     out
-        [capacity], int32 or int64, any stride: receives the indices. What would lie beyond it is
+        [capacity], int32, any stride: receives the indices. What would lie beyond it is
         dropped; the rest keeps its values.
 
     Returns
@@ -50,7 +50,7 @@ class CompactValidIndices(BaseFusedOp):
 
     Notes
     -----
-    *Numerics.* Exact. An index that the result's dtype cannot hold wraps round.
+    *Numerics.* Exact. An index that int32 cannot hold wraps round.
 
     *Source.* Written from the formula; corresponds to ``get_valid_kv_indices`` of SGLang.
 
@@ -68,7 +68,7 @@ class CompactValidIndices(BaseFusedOp):
 
     op = "attention.compact_valid_indices"
     format_signature = FormatSignature(
-        supported_dtypes={"indices": INDEX, "indptr": INDEX, "out": INDEX},
+        supported_dtypes={"indices": INDEX, "indptr": INDEX, "out": INT32},
         output_dtype=("int32", "int32"),
         description="A selection with holes in; places and one stream of valid indices out.",
         shapes={"indices": ("rows", "columns"), "indptr": ("rows + 1",), "out": ("capacity",)},
@@ -110,7 +110,7 @@ class CompactValidIndices(BaseFusedOp):
         low, high = torch.iinfo(dtype).min, 2**31 - 1
 
         def canary(size: int) -> Tensor:
-            return torch.full((size,), -77, dtype=dtypes.get("out", torch.int32))
+            return torch.full((size,), -77, dtype=torch.int32)
 
         def indptr(*values: int) -> Tensor:
             return tensor(list(values), dtypes["indptr"])

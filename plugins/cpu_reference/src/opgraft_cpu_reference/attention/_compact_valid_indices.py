@@ -27,7 +27,7 @@ def compact_valid_indices(
     indptr
         [rows + 1], int32 or int64: place of each row's first valid index.
     out
-        [capacity], int32 or int64, any stride: receives the indices.
+        [capacity], int32, any stride: receives the indices.
 
     Returns
     -------

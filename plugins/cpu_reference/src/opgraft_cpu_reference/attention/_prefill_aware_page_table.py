@@ -9,8 +9,12 @@ from opgraft_cpu_reference._flat import address_dtype, flat_view
 
 __all__ = ["prefill_aware_page_table"]
 
-_FEW = 16
-_COLUMNS = 1024
+# One by one a row costs 8.5 us whatever its width; all together cost 118 us and 4 ns an entry
+# (EPYC, one thread, torch 2.13, int32, 1 to 512 rows of 16 to 4096 columns).
+_FEW = 12
+_COLUMNS = 2048
+# Reading one prompt length costs as much as listing 128 of them.
+_PROMPTS_PER_READ = 128
 
 
 def prefill_aware_page_table(
@@ -96,7 +100,7 @@ def _copy_rows(
     flat = flat_view(table) if table.numel() else table.view(-1)
     zeros = torch.zeros(columns if fresh else 0, dtype=table.dtype)
     absent = torch.full((1,), -1, dtype=table.dtype)
-    prompts = prefill_lens.tolist() if rows.shape[0] * 8 > pool else None
+    prompts = prefill_lens.tolist() if rows.shape[0] * _PROMPTS_PER_READ > pool else None
     counts: list[int] = []
     pieces: list[Tensor] = []
     for request, (row, seq_len) in enumerate(zip(rows.tolist(), seq_lens.tolist(), strict=True)):
