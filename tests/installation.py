@@ -87,11 +87,7 @@ class Site:
         """Write the metadata of a distribution and give its folder."""
         folder = self.path / f"{name.replace('-', '_')}-{version}.{kind}"
         folder.mkdir(parents=True)
-        headers = [
-            f"Name: {name}",
-            f"Version: {version}",
-            *(f"Requires-Dist: {r}" for r in requires),
-        ]
+        headers = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
         text = "\n".join(["Metadata-Version: 2.1", *headers, "", "What it is for.", ""])
         metadata = "METADATA" if kind == "dist-info" else "PKG-INFO"
         (folder / metadata).write_text(text, encoding="utf-8")

@@ -29,9 +29,7 @@ def test_an_empty_path_advertises_nothing(tmp_path):
 
 
 def test_an_entry_point_is_found_with_all_that_the_metadata_says(site):
-    folder = site.distribution(
-        "opgraft-acme", {"acme": "opgraft_acme.plugin"}, requires=["torch>=2.9"]
-    )
+    folder = site.distribution("opgraft-acme", {"acme": "opgraft_acme.plugin"}, requires=["torch>=2.9"])
     assert (
         Advertised(
             name="acme",
@@ -75,17 +73,12 @@ def test_name_and_version_come_from_the_folder_where_there_is_no_metadata_file(s
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        (
-            b"\xff\xfe",
-            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
-        ),
+        (b"\xff\xfe", "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
         (b"[opgraft.backends]\nno equals sign\n", "TypeError: "),
     ],
     ids=["encoding", "syntax"],
 )
-def test_broken_entry_points_of_one_distribution_are_a_finding_and_hide_no_other(
-    site, content, cause
-):
+def test_broken_entry_points_of_one_distribution_are_a_finding_and_hide_no_other(site, content, cause):
     folder = site.distribution("broken", {"broken": "broken"})
     (folder / "entry_points.txt").write_bytes(content)
     site.distribution("fine", {"fine": "fine"})
@@ -117,9 +110,7 @@ def test_a_distribution_installed_since_is_found(site):
 
 
 def test_versions_of_the_core_and_of_torch_are_those_of_their_metadata():
-    assert {
-        name: importlib_metadata.version(name) for name in ("opgraft", "torch")
-    } == scan().versions
+    assert {name: importlib_metadata.version(name) for name in ("opgraft", "torch")} == scan().versions
 
 
 # --------------------------------------------------------------------------------- versions needed
@@ -172,9 +163,7 @@ def test_a_core_without_metadata_meets_every_requirement():
 
 
 def judge(*entries, **policy):
-    found = discover(
-        Installation(entries=entries, versions=VERSIONS), Policy(**policy), CATALOGUE, NoHardware()
-    )
+    found = discover(Installation(entries=entries, versions=VERSIONS), Policy(**policy), CATALOGUE, NoHardware())
     return found.records
 
 
@@ -195,11 +184,7 @@ def advertised(name, distribution, value="a_module_that_nobody_has", **more):
 )
 def test_an_illegal_name_is_quarantined_and_its_distribution_named(name, reason):
     (record,) = judge(advertised(name, "vendor-a"))
-    assert ("quarantined", reason, "vendor-a") == (
-        record.status,
-        record.reason,
-        record.distribution,
-    )
+    assert ("quarantined", reason, "vendor-a") == (record.status, record.reason, record.distribution)
 
 
 def test_two_distributions_with_one_name_are_in_conflict_and_neither_is_loaded():
@@ -216,9 +201,7 @@ def test_two_distributions_with_one_name_are_in_conflict_and_neither_is_loaded()
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [{"plugins": frozenset({"vendor-b"})}, {"deny": frozenset({"vendor_a"})}],
-    ids=["allow-list", "denial"],
+    "policy", [{"plugins": frozenset({"vendor-b"})}, {"deny": frozenset({"vendor_a"})}], ids=["allow-list", "denial"]
 )
 def test_a_policy_that_leaves_one_distribution_settles_a_conflict(site, policy):
     module = site.module("vendor_b_plugin", plugin_source("npu"))
@@ -229,9 +212,7 @@ def test_a_policy_that_leaves_one_distribution_settles_a_conflict(site, policy):
 
 
 def test_a_policy_that_names_the_backend_alone_settles_no_conflict():
-    (record,) = judge(
-        advertised("npu", "vendor-a"), advertised("npu", "vendor-b"), plugins=frozenset({"npu"})
-    )
+    (record,) = judge(advertised("npu", "vendor-a"), advertised("npu", "vendor-b"), plugins=frozenset({"npu"}))
     assert "conflict" == record.status
 
 
@@ -244,10 +225,7 @@ def test_a_denied_backend_is_never_imported(site):
     module = site.plugin("acme")
     with site.on_path():
         records = site.records(Policy(deny=frozenset({"acme"}), sources={"deny": "OPGRAFT_DENY"}))
-        assert ("denied", "'acme' is denied by OPGRAFT_DENY") == (
-            records["acme"].status,
-            records["acme"].reason,
-        )
+        assert ("denied", "'acme' is denied by OPGRAFT_DENY") == (records["acme"].status, records["acme"].reason)
         assert module not in sys.modules
 
 
@@ -255,10 +233,7 @@ def test_an_incompatible_backend_is_never_imported(site):
     module = site.plugin("acme", requires=["torch<2.0", "opgraft"])
     with site.on_path():
         record = site.records()["acme"]
-        assert (
-            "incompatible",
-            f"needs torch<2.0, found {importlib_metadata.version('torch')}",
-        ) == (
+        assert ("incompatible", f"needs torch<2.0, found {importlib_metadata.version('torch')}") == (
             record.status,
             record.reason,
         )
@@ -273,9 +248,7 @@ def test_denial_comes_before_the_judgement_of_versions(site):
 def test_the_order_of_entries_never_matters(site):
     modules = {name: site.module(f"shuffled_{name}", plugin_source(name)) for name in "abcd"}
     entries = [advertised(name, f"dist-{name}", modules[name]) for name in modules]
-    entries += [advertised("twice", f"dist-{n}") for n in range(3)] + [
-        advertised("class", "dist-x")
-    ]
+    entries += [advertised("twice", f"dist-{n}") for n in range(3)] + [advertised("class", "dist-x")]
     with site.on_path():
         seen = set()
         for seed in range(20):

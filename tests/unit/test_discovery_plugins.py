@@ -38,9 +38,7 @@ class Acme:
 
 
 HEAD = "from opgraft import Backend, forward, hookimpl, Available, Unavailable\n"
-BACKEND = (
-    HEAD + "@hookimpl\ndef opgraft_backend(): return Backend(name='acme', platforms=('cpu',))\n"
-)
+BACKEND = HEAD + "@hookimpl\ndef opgraft_backend(): return Backend(name='acme', platforms=('cpu',))\n"
 
 
 # ---------------------------------------------------------------------------------------- loading
@@ -86,10 +84,7 @@ def test_an_entry_point_may_name_an_object_in_a_module(site):
         "class holder:\n"
         "    plugin = Plugin()\n"
     )
-    site.distribution(
-        "opgraft-acme",
-        {"acme": f"{site.module('deep.inside.plugin', source)}:holder.plugin [extra]"},
-    )
+    site.distribution("opgraft-acme", {"acme": f"{site.module('deep.inside.plugin', source)}:holder.plugin [extra]"})
     record = site.records()["acme"]
     assert "active" == record.status
     assert record.plugin is record.kernels[0].target(None)
@@ -156,9 +151,7 @@ def test_whatever_loading_raises_is_the_reason_of_a_quarantine(site, source, exp
 def test_a_module_that_is_no_python_is_quarantined_with_the_place(site):
     module = site.plugin("acme", "this is no python")
     reason = site.records()["acme"].reason
-    assert reason.startswith(
-        f'loading {module} raised File "{site.path / module}.py", line 1 this is no python'
-    )
+    assert reason.startswith(f'loading {module} raised File "{site.path / module}.py", line 1 this is no python')
     assert reason.endswith("SyntaxError: invalid syntax")
 
 
@@ -168,14 +161,8 @@ def test_a_module_that_is_no_python_is_quarantined_with_the_place(site):
         ("a b", "its entry point 'a b' is not 'module' or 'module:object'"),
         ("a:b:c", "its entry point 'a:b:c' is not 'module' or 'module:object'"),
         ("", "its entry point '' is not 'module' or 'module:object'"),
-        (
-            "nobody.has.this",
-            "loading nobody.has.this raised ModuleNotFoundError: No module named 'nobody'",
-        ),
-        (
-            "json:nothing",
-            "loading json:nothing raised AttributeError: module 'json' has no attribute 'nothing'",
-        ),
+        ("nobody.has.this", "loading nobody.has.this raised ModuleNotFoundError: No module named 'nobody'"),
+        ("json:nothing", "loading json:nothing raised AttributeError: module 'json' has no attribute 'nothing'"),
         ("json", "json has no hook opgraft_backend"),
         ("json:decoder", "json:decoder has no hook opgraft_backend"),
     ],
@@ -209,9 +196,7 @@ def test_an_exception_that_is_its_own_cause_is_written_once():
 
 def test_a_failure_leaves_no_module_behind_and_a_retry_loads_the_mended_file(site):
     module = site.plugin(
-        "acme",
-        BACKEND
-        + "import json\nimport shutil\n@hookimpl\ndef opgraft_probe(): raise OSError('no driver')\n",
+        "acme", BACKEND + "import json\nimport shutil\n@hookimpl\ndef opgraft_probe(): raise OSError('no driver')\n"
     )
     with site.on_path():
         assert "its hook opgraft_probe raised OSError: no driver" == site.records()["acme"].reason
@@ -259,8 +244,7 @@ def test_a_slow_plugin_is_used_and_reported(site, monkeypatch):
 HOOK_FAULTS = {
     "no hooks": ("x = 1", "{module} has no hook opgraft_backend"),
     "another name": (
-        HEAD
-        + "@hookimpl\ndef opgraft_backend(): return Backend(name='other', platforms=('cpu',))\n",
+        HEAD + "@hookimpl\ndef opgraft_backend(): return Backend(name='other', platforms=('cpu',))\n",
         "its hook opgraft_backend says 'other', its metadata 'acme'",
     ),
     "wrong type": (
@@ -276,8 +260,7 @@ HOOK_FAULTS = {
         "its hook opgraft_backend raised opgraft.errors.RegistrationError: backend 'acme' names no platform key",
     ),
     "argument": (
-        HEAD
-        + "@hookimpl\ndef opgraft_backend(config): return Backend(name='acme', platforms=('cpu',))\n",
+        HEAD + "@hookimpl\ndef opgraft_backend(config): return Backend(name='acme', platforms=('cpu',))\n",
         (
             "registering its hooks raised pluggy._manager.PluginValidationError: Plugin 'acme' for hook 'opgraft_backend' "
             "hookimpl definition: opgraft_backend(config) Argument(s) {{'config'}} are declared in the hookimpl but can "
@@ -285,8 +268,7 @@ HOOK_FAULTS = {
         ),
     ),
     "twice": (
-        BACKEND
-        + "@hookimpl(specname='opgraft_backend')\ndef again(): return Backend(name='acme', platforms=('x',))\n",
+        BACKEND + "@hookimpl(specname='opgraft_backend')\ndef again(): return Backend(name='acme', platforms=('x',))\n",
         "it has several functions for the hook opgraft_backend",
     ),
     "wrapper": (
@@ -314,8 +296,7 @@ HOOK_FAULTS = {
         "its hook opgraft_ops gave 3, which is no class of an op",
     ),
     "an op without legal id": (
-        BACKEND
-        + "class Op:\n    op = 'Bad'\n    signature = None\n@hookimpl\ndef opgraft_ops(): return [Op]\n",
+        BACKEND + "class Op:\n    op = 'Bad'\n    signature = None\n@hookimpl\ndef opgraft_ops(): return [Op]\n",
         (
             "its hook opgraft_ops raised opgraft.errors.RegistrationError: an op id is 'group.name' in lower case, "
             "without underscore in the group, got 'Bad'"
@@ -374,10 +355,7 @@ def test_a_forward_that_is_no_function_is_a_finding():
 
 @pytest.mark.parametrize(
     ("answer", "status", "reason"),
-    [
-        (Available(2), "active", ""),
-        (Unavailable("the driver is too old"), "inactive", "the driver is too old"),
-    ],
+    [(Available(2), "active", ""), (Unavailable("the driver is too old"), "inactive", "the driver is too old")],
 )
 def test_a_probe_decides_whether_the_hardware_is_here(answer, status, reason):
     class Plugin(Acme):
@@ -445,9 +423,7 @@ def test_a_probe_runs_once_in_a_discovery():
 
 def refused(function, rejects=None, dtypes=None, catalogue=CATALOGUE):
     class Plugin(Acme):
-        kernel = staticmethod(
-            forward(OP, kernel_backend="plugin", rejects=rejects, dtypes=dtypes)(function)
-        )
+        kernel = staticmethod(forward(OP, kernel_backend="plugin", rejects=rejects, dtypes=dtypes)(function))
 
     (record,) = by_hand(Plugin(), catalogue=catalogue)
     assert "active" == record.status
@@ -461,10 +437,7 @@ MISFITS = {
     "no default": (lambda seq_lens, *, out: 0, "(seq_lens, *, out)"),
     "a default too many": (lambda seq_lens=None, *, out=None: 0, "(seq_lens=None, *, out=None)"),
     "one too many": (lambda seq_lens, more, *, out=None: 0, "(seq_lens, more, *, out=None)"),
-    "a keyword too many": (
-        lambda seq_lens, *, out=None, more=1: 0,
-        "(seq_lens, *, out=None, more=1)",
-    ),
+    "a keyword too many": (lambda seq_lens, *, out=None, more=1: 0, "(seq_lens, *, out=None, more=1)"),
     "none": (lambda: 0, "()"),
     "variadic": (lambda *seq_lens, out=None: 0, "(*seq_lens, out=None)"),
     "open keywords": (lambda seq_lens, **more: 0, "(seq_lens, **more)"),
@@ -604,14 +577,7 @@ def test_what_a_forward_declares_reaches_its_kernel():
 
     (record,) = by_hand(Plugin())
     (kernel,) = record.kernels
-    assert (
-        "triton",
-        frozenset({CapabilityRequirement.cuda(min_sm=(8, 0))}),
-        -3,
-        rejects,
-        ("int32",),
-        True,
-    ) == (
+    assert ("triton", frozenset({CapabilityRequirement.cuda(min_sm=(8, 0))}), -3, rejects, ("int32",), True) == (
         kernel.kernel_backend,
         kernel.capabilities,
         kernel.priority,
@@ -673,13 +639,9 @@ def discovered(*things):
 
 def test_an_op_that_a_plugin_adds_can_be_served_by_another_plugin():
     scale = op_class("acme.scale")
-    found = discovered(
-        plugin_with_ops("beta", forwards=["acme.scale"]), plugin_with_ops("acme", scale)
-    )
+    found = discovered(plugin_with_ops("beta", forwards=["acme.scale"]), plugin_with_ops("acme", scale))
     assert (scale,) == found.ops
-    assert [(), ("acme.scale",)] == [
-        tuple(k.op for k in record.kernels) for record in found.records
-    ]
+    assert [(), ("acme.scale",)] == [tuple(k.op for k in record.kernels) for record in found.records]
 
 
 def test_an_op_of_a_quarantined_plugin_is_unknown_to_the_others():
@@ -751,10 +713,9 @@ def test_a_plugin_given_by_hand_that_its_metadata_names_too_counts_once(site):
 def test_a_name_that_is_taken_is_not_taken_over_by_hand(site):
     site.plugin("acme")
     records = site.discover(extra=[Acme()]).records
-    assert [
-        ("conflict", "the name is taken by made-up-acme 1.0", "Acme"),
-        ("active", "", "made_up_acme"),
-    ] == [(r.status, r.reason, r.entry_point.rpartition("_")[0] or r.entry_point) for r in records]
+    assert [("conflict", "the name is taken by made-up-acme 1.0", "Acme"), ("active", "", "made_up_acme")] == [
+        (r.status, r.reason, r.entry_point.rpartition("_")[0] or r.entry_point) for r in records
+    ]
 
 
 def test_a_name_whose_owner_is_denied_is_free(site):
@@ -770,14 +731,8 @@ def test_a_plugin_given_by_hand_obeys_the_policy_and_the_rules_of_names():
             return Backend(name="native", platforms=("cpu",))
 
     denied, illegal = by_hand(Acme(), Native(), plugins=frozenset({"native"}))
-    assert ("denied", "not in the allow-list of default, which lists native") == (
-        denied.status,
-        denied.reason,
-    )
-    assert ("quarantined", "illegal name 'native': this word is reserved") == (
-        illegal.status,
-        illegal.reason,
-    )
+    assert ("denied", "not in the allow-list of default, which lists native") == (denied.status, denied.reason)
+    assert ("quarantined", "illegal name 'native': this word is reserved") == (illegal.status, illegal.reason)
 
 
 def test_a_plugin_given_by_hand_that_fails_is_named_by_what_it_is():
@@ -787,8 +742,5 @@ def test_a_plugin_given_by_hand_that_fails_is_named_by_what_it_is():
             raise OSError("no driver")
 
     (record,) = by_hand(Failing())
-    assert ("quarantined", "its hook opgraft_backend raised OSError: no driver") == (
-        record.status,
-        record.reason,
-    )
+    assert ("quarantined", "its hook opgraft_backend raised OSError: no driver") == (record.status, record.reason)
     assert record.name.endswith("Failing")

@@ -40,18 +40,7 @@ def kernel(backend="cuda", kernel_backend="triton", distribution="opgraft-cuda")
 
 def test_nothing_set_is_the_default_policy(store):
     policy = store().current()
-    assert (
-        (),
-        None,
-        frozenset(),
-        (),
-        False,
-        None,
-        False,
-        False,
-        None,
-        {},
-    ) == (
+    assert ((), None, frozenset(), (), False, None, False, False, None, {}) == (
         policy.order,
         policy.force,
         policy.deny,
@@ -99,10 +88,7 @@ def test_the_file_is_read_with_the_values_of_toml(store, tmp_path):
         policy.trace,
         policy.plugins,
     )
-    assert (
-        OrderRule("attention.*", ("acme", "native")),
-        OrderRule("*", ("cuda", "triton")),
-    ) == policy.order
+    assert (OrderRule("attention.*", ("acme", "native")), OrderRule("*", ("cuda", "triton"))) == policy.order
     assert str(tmp_path / "opgraft.toml") == policy.source("force")
 
 
@@ -133,13 +119,7 @@ def test_order_rules_of_stronger_sources_come_first_and_denials_add_up(store):
 
 
 def test_the_first_pattern_that_matches_an_op_counts():
-    policy = Policy(
-        order=(
-            OrderRule("moe.*", ("a",)),
-            OrderRule("attention.k*", ("b",)),
-            OrderRule("*", ("c",)),
-        )
-    )
+    policy = Policy(order=(OrderRule("moe.*", ("a",)), OrderRule("attention.k*", ("b",)), OrderRule("*", ("c",))))
     assert [("a",), ("b",), ("c",)] == [
         policy.selectors_for(op) for op in ("moe.gate", "attention.kv", "attention.clamp_position")
     ]
@@ -168,9 +148,7 @@ def test_none_takes_a_setting_of_the_api_back(store):
 
 
 def test_a_blank_variable_is_one_that_is_not_set_except_for_the_allow_list(store):
-    policy = store(
-        FORCE="", ORDER="", DENY="", REQUIRE="", LOCK="", CONFIG="", PLUGINS=""
-    ).current()
+    policy = store(FORCE="", ORDER="", DENY="", REQUIRE="", LOCK="", CONFIG="", PLUGINS="").current()
     assert {"plugins": "OPGRAFT_PLUGINS"} == policy.sources
     assert frozenset() == policy.plugins
 
@@ -187,14 +165,8 @@ def test_the_words_of_a_boolean(store, word, meant):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (
-            {"STRICT": "maybe"},
-            "OPGRAFT_STRICT: strict must be one of 1, true, yes, on, 0, false, no, off, got 'maybe'",
-        ),
-        (
-            {"CHECK": ""},
-            "OPGRAFT_CHECK: check must be one of 1, true, yes, on, 0, false, no, off, got ''",
-        ),
+        ({"STRICT": "maybe"}, "OPGRAFT_STRICT: strict must be one of 1, true, yes, on, 0, false, no, off, got 'maybe'"),
+        ({"CHECK": ""}, "OPGRAFT_CHECK: check must be one of 1, true, yes, on, 0, false, no, off, got ''"),
         (
             {"FORCE": "two words"},
             "OPGRAFT_FORCE: force must be a name such as 'cuda', 'triton' or 'cuda/triton', got 'two words'",
@@ -203,10 +175,7 @@ def test_the_words_of_a_boolean(store, word, meant):
             {"DENY": "acme,a//b"},
             "OPGRAFT_DENY: deny must be a name such as 'cuda', 'triton' or 'cuda/triton', got 'a//b'",
         ),
-        (
-            {"ORDER": "a b=cuda"},
-            "OPGRAFT_ORDER: order must be rules such as 'attention.*=cuda,triton', got 'a b=cuda'",
-        ),
+        ({"ORDER": "a b=cuda"}, "OPGRAFT_ORDER: order must be rules such as 'attention.*=cuda,triton', got 'a b=cuda'"),
         (
             {"CONFIG": "/nowhere/opgraft.toml"},
             "/nowhere/opgraft.toml (named by OPGRAFT_CONFIG) cannot be read: No such file or directory",
@@ -227,10 +196,7 @@ def test_a_variable_that_cannot_be_read_is_named(store, variables, message):
         ("deny = 3", "deny must be names separated by commas, or a list of names, got 3"),
         ("deny = [3]", "deny must be a name such as 'cuda', 'triton' or 'cuda/triton', got 3"),
         ("force = []", "force must be a name such as 'cuda', 'triton' or 'cuda/triton', got []"),
-        (
-            '[order]\n"a b" = "cuda"',
-            "order must be rules such as 'attention.*=cuda,triton', got {'a b': 'cuda'}",
-        ),
+        ('[order]\n"a b" = "cuda"', "order must be rules such as 'attention.*=cuda,triton', got {'a b': 'cuda'}"),
     ],
 )
 def test_a_key_that_cannot_be_read_is_named_with_its_file(store, tmp_path, toml, message):
@@ -272,14 +238,8 @@ def test_a_folder_in_place_of_the_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"force": 3},
-            "opgraft.set_policy: force must be a name such as 'cuda', 'triton' or 'cuda/triton', got 3",
-        ),
-        (
-            {"strict": "x"},
-            "opgraft.set_policy: strict must be one of 1, true, yes, on, 0, false, no, off, got 'x'",
-        ),
+        ({"force": 3}, "opgraft.set_policy: force must be a name such as 'cuda', 'triton' or 'cuda/triton', got 3"),
+        ({"strict": "x"}, "opgraft.set_policy: strict must be one of 1, true, yes, on, 0, false, no, off, got 'x'"),
         (
             {"forse": "cuda"},
             (
@@ -298,9 +258,7 @@ def test_a_setting_of_the_api_that_cannot_be_read_changes_nothing(store, setting
     assert before is made.current()
 
 
-def test_an_unknown_variable_or_key_is_reported_with_the_nearest_one_and_stops_nothing(
-    store, tmp_path, caplog
-):
+def test_an_unknown_variable_or_key_is_reported_with_the_nearest_one_and_stops_nothing(store, tmp_path, caplog):
     made = store('forze = "x"', FORSE="native", CONFG="x")
     assert made.current().force is None
     known = (
@@ -417,13 +375,7 @@ def test_a_subscriber_hears_of_every_change_and_of_both_ends_of_a_scope(store):
         pass
     made.reload()
     made.apply({"force": "native"})
-    assert [
-        (False, "cuda"),
-        (True, "hip"),
-        (True, "cuda"),
-        (False, "cuda"),
-        (False, "native"),
-    ] == heard
+    assert [(False, "cuda"), (True, "hip"), (True, "cuda"), (False, "cuda"), (False, "native")] == heard
 
 
 def test_ten_thousand_scopes_leave_nothing_behind(store):
@@ -436,16 +388,9 @@ def test_ten_thousand_scopes_leave_nothing_behind(store):
     assert 1 == len(made._merged)
 
 
-def test_an_exported_policy_is_plain_data_and_rules_in_the_process_that_takes_it_over(
-    store, tmp_path
-):
+def test_an_exported_policy_is_plain_data_and_rules_in_the_process_that_takes_it_over(store, tmp_path):
     parent = store(
-        FORCE="cuda",
-        ORDER="attention.*=acme;*=hip",
-        DENY="acme",
-        REQUIRE="cuda",
-        PLUGINS="cuda",
-        STRICT="1",
+        FORCE="cuda", ORDER="attention.*=acme;*=hip", DENY="acme", REQUIRE="cuda", PLUGINS="cuda", STRICT="1"
     )
     with parent.use(force="native", order="*=triton"):
         exported = parent.export()
@@ -467,11 +412,7 @@ def test_an_exported_policy_can_be_set_setting_by_setting_too(store, tmp_path):
 
 
 def test_the_text_of_a_policy_shows_each_setting_with_its_source(store):
-    text = str(
-        store(
-            FORCE="native", ORDER="attention.*=acme,triton;*=cuda", DENY="a,b", PLUGINS=""
-        ).current()
-    )
+    text = str(store(FORCE="native", ORDER="attention.*=acme,triton;*=cuda", DENY="a,b", PLUGINS="").current())
     assert (
         "order    attention.*=acme,triton;*=cuda  OPGRAFT_ORDER\n"
         "force    native                          OPGRAFT_FORCE\n"
@@ -505,10 +446,7 @@ def test_a_kernel_that_nothing_denies_may_run(store):
         ({"PLUGINS": "opgraft_acme"}, None),
         ({"PLUGINS": "acme", "DENY": "opgraft-acme"}, "'opgraft-acme' is denied by OPGRAFT_DENY"),
         ({"PLUGINS": ""}, "not in the allow-list of OPGRAFT_PLUGINS, which lists nothing"),
-        (
-            {"PLUGINS": "hip,cuda"},
-            "not in the allow-list of OPGRAFT_PLUGINS, which lists cuda, hip",
-        ),
+        ({"PLUGINS": "hip,cuda"}, "not in the allow-list of OPGRAFT_PLUGINS, which lists cuda, hip"),
     ],
 )
 def test_whether_a_backend_may_be_loaded(store, variables, reason):

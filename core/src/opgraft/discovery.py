@@ -231,9 +231,7 @@ def discover(
     return Discovery(records=records, ops=tuple(ops.values()), findings=installation.findings)
 
 
-def _judged(
-    rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str, str]
-) -> BackendRecord:
+def _judged(rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str, str]) -> BackendRecord:
     """Decide from metadata and policy alone; ``active`` means that it may be loaded."""
     name = rivals[0].name
     refusals = [policy.allows(name, entry.distribution) for entry in rivals]
@@ -253,9 +251,7 @@ def _judged(
         key: ", ".join(dict.fromkeys(getattr(entry, key) for entry in allowed or rivals))
         for key in ("distribution", "version", "value", "location")
     }
-    return BackendRecord(
-        name=name, status=status, reason=reason, entry_point=told.pop("value"), **told
-    )
+    return BackendRecord(name=name, status=status, reason=reason, entry_point=told.pop("value"), **told)
 
 
 def _illegal(name: str) -> str:
@@ -293,7 +289,5 @@ def _by_hand(
         if denied := policy.allows(name, ""):
             return replace(record, status="denied", reason=denied), one
         if taken:
-            return replace(
-                record, status="conflict", reason=f"the name is taken by {taken[0]}"
-            ), one
+            return replace(record, status="conflict", reason=f"the name is taken by {taken[0]}"), one
     return record, one

@@ -275,9 +275,7 @@ class Forwards(pluggy.PluginManager):
         return {name: tuple(found[key] for key in sorted(found)) for name, found in made.items()}
 
 
-def _kernel(
-    function: Callable[..., Any], record: BackendRecord, expected: inspect.Signature
-) -> KernelSpec:
+def _kernel(function: Callable[..., Any], record: BackendRecord, expected: inspect.Signature) -> KernelSpec:
     offer = offer_of(function)
     said: dict[str, Any] = {each.name: getattr(offer, each.name) for each in fields(Offer)}
     if said["capabilities"] is None:
