@@ -162,7 +162,7 @@ class FormatSignature:
         """Normalise, and refuse unknown dtypes and unreadable dims."""
         object.__setattr__(self, "supported_dtypes", dtype_rule(self.supported_dtypes, "supported_dtypes"))
         for name in self.outputs:
-            if not name.startswith("like:"):
+            if not str(name).startswith("like:"):
                 _dtype_names((name,), "output_dtype")
         shapes = {name: (dims,) if isinstance(dims, str) else tuple(dims) for name, dims in self.shapes.items()}
         object.__setattr__(self, "shapes", shapes)
@@ -173,9 +173,8 @@ class FormatSignature:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The output dtypes as a tuple, empty where nothing is said."""
-        if self.output_dtype is None:
-            return ()
-        return (self.output_dtype,) if isinstance(self.output_dtype, str) else self.output_dtype
+        said: Any = () if self.output_dtype is None else self.output_dtype
+        return tuple(said) if isinstance(said, (tuple, list)) else (said,)
 
     @property
     def by_parameter(self) -> Mapping[str, tuple[str, ...]]:
