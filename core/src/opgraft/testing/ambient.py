@@ -16,7 +16,7 @@ import torch
 
 from opgraft.testing import fresh_process
 
-__all__ = ["CIRCUMSTANCES", "changed", "in_event_loop", "lasting", "snapshot"]
+__all__ = ["CIRCUMSTANCES", "DEFAULT_DEVICE", "changed", "in_event_loop", "lasting", "snapshot"]
 
 
 # -- what a call must leave alone ------------------------------------------------------------------
@@ -29,7 +29,7 @@ def lasting() -> dict[str, Any]:
         "torch's default device": torch.get_default_device(),
         "the grad mode": torch.is_grad_enabled(),
         "the inference mode": torch.is_inference_mode_enabled(),
-        "torch's random state": torch.get_rng_state().sum().item(),
+        "torch's random state": hash(torch.get_rng_state().numpy().tobytes()),
         "Python's random state": hash(random.getstate()),
         "torch's thread count": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -45,8 +45,10 @@ def lasting() -> dict[str, Any]:
 
 
 def snapshot() -> dict[str, Any]:
-    """Note what no call may change."""
-    return {**lasting(), **fresh_process.snapshot()}
+    """Note what no call may change; a pool of threads may grow."""
+    found = {**lasting(), **fresh_process.snapshot()}
+    del found["the number of threads"]
+    return found
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -77,7 +79,8 @@ def _current_stream() -> object:
 
 
 def _torch_functions() -> dict[str, int]:
-    names = {name: id(value) for name, value in vars(torch).items() if callable(value)}
+    # torch wraps manual_seed itself when torch.compile is first used.
+    names = {name: id(value) for name, value in vars(torch).items() if callable(value) and name != "manual_seed"}
     methods = {f"Tensor.{name}": id(value) for name, value in vars(torch.Tensor).items()}
     return {**names, **methods}
 
@@ -149,9 +152,11 @@ def _other_seed() -> Iterator[None]:
         random.setstate(mine)
 
 
+DEFAULT_DEVICE: Final = "default device meta"
+
 CIRCUMSTANCES: Final[dict[str, Circumstance]] = {
     "default dtype float64": _default_dtype,
-    "default device meta": lambda: torch.device("meta"),
+    DEFAULT_DEVICE: lambda: torch.device("meta"),
     "no_grad": torch.no_grad,
     "inference mode": torch.inference_mode,
     "enable_grad": torch.enable_grad,

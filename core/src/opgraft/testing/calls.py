@@ -40,7 +40,7 @@ BOUNDARY_SIZES: Final = tuple(
 )
 """Around powers of two, multiples of usual block sizes, and what people type."""
 
-LARGE_SIZES: Final = (2**20 + 3,)
+LARGE_SIZES: Final = (2**20 + 3, 2**20 + 64)
 LARGER_SIZES: Final = (2**22 + 1, 2**24 + 5)
 """More than any block, grid row or 16-bit count; the second only where time does not matter."""
 

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _FEW: Final = 4
-_SIZES: Final = (0, 1, 2, 7, 33, 257, 1025)
+_SIZES: Final = (0, 1, 2, 7, 33, 64, 257, 1025, 4096)
 _BIG: Final = 2**17 + 1
 
 Combination = tuple[tuple[str, str], ...]
@@ -66,7 +66,7 @@ def boundaries(subject: Subject) -> Iterator[Call]:
     yield from sizes(subject, range(67, 131), seed=3)
 
 
-def strided(subject: Subject, wanted: Iterable[int] = (5, 33, 1, 1031, 2), *, seed: int = 6) -> Iterator[Call]:
+def strided(subject: Subject, wanted: Iterable[int] = (5, 33, 64, 1, 1031, 2), *, seed: int = 6) -> Iterator[Call]:
     """Give calls in which one input, or all of them, lie in memory in another way."""
     turns = _Turns(subject)
     required = subject.material.required
@@ -82,7 +82,7 @@ def strided(subject: Subject, wanted: Iterable[int] = (5, 33, 1, 1031, 2), *, se
 
 def buffered(
     subject: Subject,
-    wanted: Iterable[int] = (33, 0, 5, 1, 1031, 2),
+    wanted: Iterable[int] = (33, 0, 5, 64, 1, 1031, 2),
     layouts: Iterable[str] = (PLAIN, *OUTPUT_LAYOUTS),
     *,
     seed: int = 7,
@@ -116,8 +116,8 @@ def broad(subject: Subject) -> Iterator[Call]:
     cases = itertools.chain.from_iterable(map(subject.material.edges, first))
     return _in_turn(
         sizes(subject, (*_SIZES, _BIG)),
-        strided(subject, (33,)),
-        buffered(subject, (33, 0), (PLAIN, OUTPUT_LAYOUTS[0], OUTPUT_LAYOUTS[3])),
+        strided(subject, (33, 64)),
+        buffered(subject, (33, 0, 64), (PLAIN, OUTPUT_LAYOUTS[0], OUTPUT_LAYOUTS[3])),
         itertools.islice(cases, 8),
     )
 

@@ -32,7 +32,7 @@ _KEPT_ELEMENTS: Final = 2**14
 _SHRINK_SECONDS: Final = 2.0
 _SHOWN: Final = 12
 _AT_LEAST: Final = 16
-_ALL_SECONDS: Final = 14.0
+_ALL_SECONDS: Final = 11.0
 _LAST_SECONDS: Final = 0.1
 _THOROUGH: Final = 20
 
@@ -369,13 +369,18 @@ class Subject:
         except NotSupported as error:
             raise Declined(f"raises NotSupported: {error}") from None
         except NoKernelError as error:
-            if "not supported: " in str(error):
-                raise Declined("raises NotSupported") from None
+            if self.is_passed_over(error):
+                raise Declined("the kernel is passed over") from None
             raise Violation(f"raises {_told(error)}", call, route) from error
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise Violation(f"raises {_told(error)}", call, route) from error
+
+    def is_passed_over(self, error: NoKernelError) -> bool:
+        """Say whether the handle had a reason to pass the kernel over: NotSupported, or a buffer's dtype."""
+        text = str(error)
+        return "not supported: " in text or any(f" of {name} not in (" in text for name in self.material.writes)
 
     # -- many calls ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from opgraft.testing.faults import NotApplicable, Violation
 from opgraft.testing.rule import Installed, Scope, rule
 
 _NO_METADATA: Final = "the backend was registered without metadata"
-_TOO_GENERAL: Final = frozenset({"backend", "backends", "kernels", "ops", "plugin", "src", "tests"})
+_TOO_GENERAL: Final = frozenset({"src", "test", "tests", "opgraft"})
 
 
 @rule(scope=Scope.BACKEND)
@@ -88,7 +88,7 @@ def package_is_its_own(installed: Installed) -> None:
     top = installed.record.entry_point.partition(":")[0].partition(".")[0]
     if top in sys.stdlib_module_names:
         raise Violation(f"the top-level package {top!r} is a module of Python itself")
-    if top in _TOO_GENERAL or top == "opgraft":
+    if top in _TOO_GENERAL:
         raise Violation(f"the top-level package {top!r} is not the distribution's own")
     mine = canonicalize_name(installed.record.distribution)
     owners = {canonicalize_name(name) for name in packages_distributions().get(top, ())}

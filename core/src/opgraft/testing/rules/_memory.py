@@ -55,16 +55,16 @@ def _uniform(subject: Subject) -> Iterator[Call]:
 @rule()
 def results_are_fresh(subject: Subject) -> None:
     """Every call allocates its result: earlier results neither share memory nor change later."""
-    for call in itertools.islice(sizes(subject, (33, 1, 1031)), 4):
-        _hold(subject, [call] * _HELD)
+    for call in itertools.islice(sizes(subject, (64, 1, 1031)), 3):
+        _hold(subject, [call] * (_HELD // len(subject.routes)))
     _hold(subject, [*sizes(subject, (64, 65, 64, 1031, 33, 64, 2, 64))] * 2)
 
 
 @rule()
 def results_stay_as_they_are(subject: Subject) -> None:
     """What a call returned or wrote is complete when it returns, and no later call changes it."""
-    buffers = list(buffered(subject, (33,), (PLAIN, OUTPUT_LAYOUTS[0])))[:8]
-    calls = [*sizes(subject, (33, 5, 1031, 2**17 + 1)), *buffers, *sizes(subject, (33, 5))]
+    buffers = list(buffered(subject, (33, 64), (PLAIN, OUTPUT_LAYOUTS[0])))[:8]
+    calls = [*sizes(subject, (33, 64, 1031, 2**17 + 1)), *buffers, *sizes(subject, (33, 64))]
     seen = _hold(subject, calls)
     time.sleep(_PAUSE)
     _recheck(seen)
@@ -74,7 +74,7 @@ def _hold(subject: Subject, calls: list[Call]) -> list[Observation]:
     """Run calls, keep all their results, and look at all of them at the end."""
     seen: list[Observation] = []
     why = "the op has no such call"
-    for call in calls:
+    for call in subject.in_time(calls, _HELD // 2):
         for route in subject.routes:
             try:
                 seen.append(subject.observe(call, route))
@@ -125,10 +125,10 @@ class _Bytes(bytearray):
 @rule()
 def tensors_are_let_go(subject: Subject) -> None:
     """After a call nothing keeps the arguments or the result alive."""
-    calls = [*sizes(subject, (33,)), *buffered(subject, (33,), (PLAIN,))]
+    calls = [*sizes(subject, (33, 64)), *buffered(subject, (33, 64), (PLAIN,))]
     why = "the op has no such call"
     tried = False
-    for call in calls[:6]:
+    for call in calls[:12]:
         try:
             kept = [*_kept(subject, call), *_kept(subject, call.but(seed=call.seed + 1))]
         except (Declined, NotApplicable) as reason:

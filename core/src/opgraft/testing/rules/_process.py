@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import subprocess
 import sys
@@ -58,12 +59,19 @@ def _unchanged(seen: dict[str, Any]) -> None:
 
 def _look(installed: Installed) -> dict[str, Any]:
     target = installed.record.entry_point
-    if not target:
-        raise NotApplicable("the backend was registered as an object, not by name")
+    if installed.distribution is None and not _exists(target):
+        raise NotApplicable("the backend was registered as an object, not by the name of a module")
     found = _in_a_fresh_process(target)
     if "error" in found:
         raise Violation(f"loading {target} in a fresh process fails: {found['error']}")
     return found
+
+
+def _exists(target: str) -> bool:
+    try:
+        return importlib.util.find_spec(target.partition(":")[0]) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @functools.lru_cache(maxsize=32)

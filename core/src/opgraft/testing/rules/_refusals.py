@@ -255,7 +255,7 @@ def calls_that_are_not_rejected_run(subject: Subject) -> None:
 def not_supported_comes_before_writing(subject: Subject) -> None:
     """A kernel that raises ``NotSupported`` has written nothing."""
     met = False
-    calls = itertools.chain(buffered(subject, (33,), OUTPUT_LAYOUTS), broad(subject))
+    calls = itertools.chain(buffered(subject, (33, 64), OUTPUT_LAYOUTS), broad(subject))
     for call in subject.in_time(calls):
         try:
             arguments, placed = subject.prepare(call)
@@ -286,7 +286,7 @@ def bad_input_is_refused(subject: Subject) -> None:
     """A wrong kind, dtype, shape, device or buffer raises what native raises, of that class."""
     if subject.handle is None:
         raise NotApplicable("the op's handle is not at hand")
-    for call in sizes(subject, (5,)):
+    for call in sizes(subject, (5, 64)):
         for what, arguments in _spoilt(subject, call):
             args, kwargs = subject.split(arguments)
             try:
@@ -304,6 +304,8 @@ def _same_refusal(subject: Subject, what: str, arguments: dict[str, Any], expect
     except expected:
         return
     except Exception as error:
+        if isinstance(error, NoKernelError) and subject.is_passed_over(error):
+            return
         text = f"raises {type(error).__name__}: {error}; expected {expected.__name__}"
         raise Violation(text, what, HANDLE) from error
     raise Violation(f"is run, expected {expected.__name__}", what, HANDLE)
