@@ -56,11 +56,10 @@ def test_entries_come_in_the_order_of_their_names(site):
     assert ["a", "b", "c"] == [entry.name for entry in scan([str(site.path)]).entries]
 
 
-def test_requirements_of_an_egg_info_are_read_from_its_own_file(site):
-    folder = site.distribution("acme", {"acme": "acme"}, kind="egg-info")
-    (folder / "requires.txt").write_text("torch>=2.9\n\n[extra]\nopgraft>=9\n", encoding="utf-8")
+def test_an_egg_info_says_as_much_as_a_dist_info(site):
+    site.distribution("acme", {"acme": "acme"}, kind="egg-info", requires=["torch>=2.9"])
     (entry,) = scan([str(site.path)]).entries
-    assert ("torch>=2.9", 'opgraft>=9; extra == "extra"') == entry.requirements
+    assert ("acme", "1.0", ("torch>=2.9",)) == (entry.distribution, entry.version, entry.requirements)
 
 
 def test_name_and_version_come_from_the_folder_where_there_is_no_metadata_file(site):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import importlib_metadata
 
 from opgraft.hookspecs import PROJECT
-from opgraft.plugins import Forwards, Introduction, cause, introduce
+from opgraft.plugins import Forwards, cause, introduced
 from opgraft.spec import RESERVED_SELECTORS, BackendRecord, KernelBackend, Status
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from opgraft.policy import Policy
 
 GROUP: Final = "opgraft.backends"
-_LOADED: Final = frozenset({"active", "inactive"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,6 @@ def _advertised(dist: Any, folder: Path) -> Iterator[Advertised]:
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     headers = email.message_from_string(text.partition("\n\n")[0])
     stem, _, version = folder.stem.partition("-")
-    needs = headers.get_all("Requires-Dist")
-    if needs is None and folder.suffix == ".egg-info":
-        needs = dist.requires
     for entry in dict.fromkeys(e for e in dist.entry_points if e.group == GROUP):
         yield Advertised(
             name=entry.name,
@@ -123,7 +119,7 @@ def _advertised(dist: Any, folder: Path) -> Iterator[Advertised]:
             distribution=headers.get("Name") or stem,
             version=headers.get("Version") or version,
             location=str(folder),
-            requirements=tuple(needs or ()),
+            requirements=tuple(headers.get_all("Requires-Dist", ())),
         )
 
 
@@ -158,19 +154,17 @@ def unmet(requirements: Iterable[str], versions: Mapping[str, str]) -> str:
     for text in requirements:
         found = versions.get(canonical(re.split(r"[^\w.-]", text.strip())[0]))
         try:
-            version = Version(found or "unknown")
-            needed = Requirement(text)
+            needed, version = Requirement(text), Version(found or "unknown")
         except InvalidVersion:
             continue
         except InvalidRequirement:
-            reasons.append(f"its requirement {text!r} cannot be read")
+            reasons += [f"its requirement {text!r} cannot be read"] if found else []
             continue
-        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
-            continue
-        post = "" if version.post is None else f".post{version.post}"
-        for clause in needed.specifier:
+        release = version.base_version + ("" if version.post is None else f".post{version.post}")
+        applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
+        for clause in needed.specifier if applies else ():
             exact = clause.operator in {"==", "===", "<="} and clause.contains(version)
-            if not exact and not clause.contains(version.base_version + post):
+            if not exact and not clause.contains(release):
                 reasons.append(f"needs {needed.name}{needed.specifier}, found {found}")
                 break
     return "; ".join(reasons)
@@ -202,33 +196,20 @@ def discover(
     claims: defaultdict[str, list[Advertised]] = defaultdict(list)
     for entry in installation.entries:
         claims[entry.name].append(entry)
-    found: list[tuple[BackendRecord, Introduction]] = []
-    for rivals in claims.values():
-        record, one = _judged(rivals, policy, installation.versions), Introduction()
-        if record.status == "active":
-            one = introduce(record.name, record.entry_point, detector)
-            record = _introduced(record, one)
-        found.append((record, one))
+    records = [_judged(rivals, policy, installation.versions) for rivals in claims.values()]
+    records = [introduced(record, detector) if record.status == "active" else record for record in records]
     for plugin in extra:
-        if all(one.plugin is not plugin for _, one in found):
-            found.append(_by_hand(plugin, policy, detector, [record for record, _ in found]))
-    found.sort(key=lambda pair: (pair[0].name, pair[0].entry_point))
-    live = {record.name: one for record, one in found if record.status in _LOADED}
-    offered = dict.fromkeys(op_class for one in live.values() for op_class in one.ops)
+        if all(record.plugin is not plugin for record in records):
+            records.append(_by_hand(plugin, policy, detector, records))
+    records.sort(key=operator.attrgetter("name", "entry_point"))
+    offered = dict.fromkeys(op_class for record in records if record.loaded for op_class in record.ops)
     times = Counter(op_class.op for op_class in offered)
     ops = {c.op: c for c in offered if c.op not in catalogue and times[c.op] == 1}
     forwards = Forwards({**catalogue, **{op: op_class.signature() for op, op_class in ops.items()}})
-    for name in {record.name for record, _ in found} - live.keys():
-        forwards.set_blocked(name)
-    refused = {name: forwards.take(name, one, ops) for name, one in live.items()}
-    kernels = forwards.kernels([record for record, _ in found if record.status in _LOADED])
-    records = tuple(
-        replace(record, kernels=kernels[record.name], refused=refused[record.name])
-        if record.status in _LOADED
-        else record
-        for record, _ in found
-    )
-    return Discovery(records=records, ops=tuple(ops.values()), findings=installation.findings)
+    records = [forwards.taken(record, ops) for record in records]
+    kernels = forwards.kernels()
+    complete = tuple(replace(r, kernels=kernels[r.name]) if r.loaded else r for r in records)
+    return Discovery(records=complete, ops=tuple(ops.values()), findings=installation.findings)
 
 
 def _judged(rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str, str]) -> BackendRecord:
@@ -247,11 +228,10 @@ def _judged(rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str,
         status, reason = "conflict", f"claimed by {who}; none is used: {way}"
     elif reason := unmet(allowed[0].requirements, versions):
         status = "incompatible"
-    told: dict[str, Any] = {
-        key: ", ".join(dict.fromkeys(getattr(entry, key) for entry in allowed or rivals))
-        for key in ("distribution", "version", "value", "location")
-    }
-    return BackendRecord(name=name, status=status, reason=reason, entry_point=told.pop("value"), **told)
+    keys = {"distribution": "distribution", "version": "version", "entry_point": "value", "location": "location"}
+    meant = allowed or rivals
+    told: dict[str, Any] = {k: ", ".join(dict.fromkeys(getattr(e, v) for e in meant)) for k, v in keys.items()}
+    return BackendRecord(name=name, status=status, reason=reason, **told)
 
 
 def _illegal(name: str) -> str:
@@ -262,32 +242,18 @@ def _illegal(name: str) -> str:
     return ""
 
 
-def _introduced(record: BackendRecord, one: Introduction) -> BackendRecord:
-    return replace(
-        record,
-        status="quarantined" if one.fault else "inactive" if one.absent else "active",
-        reason=one.fault or one.absent,
-        platforms=one.backend.platforms if one.backend is not None else (),
-        findings=one.findings,
-        error=one.error,
-        plugin=one.plugin,
-    )
-
-
-def _by_hand(
-    plugin: object, policy: Policy, detector: Detector, others: Sequence[BackendRecord]
-) -> tuple[BackendRecord, Introduction]:
+def _by_hand(plugin: object, policy: Policy, detector: Detector, others: Sequence[BackendRecord]) -> BackendRecord:
     """Introduce a plugin that has no metadata; its name must be legal, allowed and free."""
     title = str(getattr(plugin, "__name__", type(plugin).__qualname__))
-    one = introduce("", title, detector, plugin)
-    name = one.backend.name if one.backend is not None else title
-    record = _introduced(BackendRecord(name=name, status="active", entry_point=title, plugin=plugin), one)
-    taken = [r.owner or r.entry_point for r in others if r.name == name and r.status != "denied"]
-    if record.status in _LOADED:
-        if reason := _illegal(name):
-            return replace(record, status="quarantined", reason=reason), one
-        if denied := policy.allows(name, ""):
-            return replace(record, status="denied", reason=denied), one
-        if taken:
-            return replace(record, status="conflict", reason=f"the name is taken by {taken[0]}"), one
-    return record, one
+    record = introduced(BackendRecord(name="", status="active", entry_point=title, plugin=plugin), detector)
+    same = [r for r in others if r.name == record.name and r.status != "denied"]
+    taken = f"the name is taken by {same[0].owner or same[0].entry_point}" if same else ""
+    judgements: tuple[tuple[Status, str | None], ...] = (
+        ("quarantined", _illegal(record.name)),
+        ("denied", policy.allows(record.name, "")),
+        ("conflict", taken),
+    )
+    for status, reason in judgements:
+        if reason and record.loaded:
+            record = replace(record, status=status, reason=reason)
+    return record

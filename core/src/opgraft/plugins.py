@@ -15,8 +15,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ import pluggy
 from opgraft.errors import PluginError, nearest
 from opgraft.hardware import CapabilityRequirement, Detector
 from opgraft.hookspecs import PROJECT, HookSpecs, Offer, forward_hook, hookspec, offer_of
-from opgraft.spec import Available, Backend, BackendRecord, KernelSpec, Unavailable, check_op_id
+from opgraft.spec import Available, Backend, BackendRecord, KernelSpec, Status, Unavailable, check_op_id
 
 SLOW_SECONDS: Final = 2.0
 """Loading imports nothing heavy, so that even a cold network disk is quicker than this."""
@@ -55,94 +55,58 @@ def cause(error: BaseException, handled: BaseException | None = None) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]} (caused by {texts[-1]})"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Introduction:
-    """What one plugin says of itself; ``fault`` and ``error`` where it failed.
+def introduced(record: BackendRecord, detector: Detector) -> BackendRecord:
+    """Load a backend's plugin and call its hooks; whatever it raises puts it in quarantine.
 
     Parameters
     ----------
-    plugin
-        The module or object with the hooks.
-    backend
-        Who it is.
-    ops
-        Op classes that it adds.
-    absent
-        Why its hardware is not here; empty where it is.
-    findings
-        What looks like a hook and is none, and the like.
-    fault, error
-        Why it is in quarantine, and what was raised.
-
-    """
-
-    plugin: object = None
-    backend: Backend | None = None
-    ops: tuple[type[Any], ...] = ()
-    absent: str = ""
-    findings: tuple[str, ...] = ()
-    fault: str = ""
-    error: BaseException | None = None
-
-
-def introduce(name: str, value: str, detector: Detector, plugin: object = None) -> Introduction:
-    """Load a plugin and call its hooks; whatever it raises becomes its fault.
-
-    Parameters
-    ----------
-    name
-        What its backend must be called; empty for any name.
-    value
-        Its entry point, ``module`` or ``module:object``.
+    record
+        What its metadata says. A plugin that has none is there already, and its name is found out.
     detector
         Counts its devices if it has no probe.
-    plugin
-        The module or object itself, where it is loaded already.
 
     """
-    one = Introduction(plugin=plugin)
-    handled, before, manager = sys.exc_info()[1], set(sys.modules), _Hooks(f"loading {value}")
+    handled, before, manager = sys.exc_info()[1], set(sys.modules), _Hooks(f"loading {record.entry_point}")
     try:
-        _ask(one, name, value, detector, manager)
+        record = _asked(record, detector, manager)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - SystemExit of a plugin is its failure too
-        package = re.split(r"[.:]", value)[0]
+        package = re.split(r"[.:]", record.entry_point)[0]
         for module in set(sys.modules) - before:
             if module.partition(".")[0] == package:
                 del sys.modules[module]
-        blamed = type(error) is PluginError
-        one.fault = str(error) if blamed else f"{manager.doing} raised {cause(error, handled)}"
-        one.error = error
-    one.findings = tuple(manager.findings)
-    return one
+        reason = str(error) if type(error) is PluginError else f"{manager.doing} raised {cause(error, handled)}"
+        name = record.name or record.entry_point
+        record = replace(record, name=name, status="quarantined", reason=reason, error=error)
+    return replace(record, findings=tuple(manager.findings))
 
 
-def _ask(one: Introduction, name: str, value: str, detector: Detector, manager: _Hooks) -> None:
-    if one.plugin is None:
-        began = time.monotonic()
-        one.plugin = _load(value)
-        took = time.monotonic() - began
-        if took > SLOW_SECONDS:
-            manager.findings.append(f"loading it took {took:.1f} s, over {SLOW_SECONDS:.0f} s")
+def _asked(record: BackendRecord, detector: Detector, manager: _Hooks) -> BackendRecord:
+    plugin, value, began = record.plugin, record.entry_point, time.monotonic()
+    if plugin is None:
+        plugin = _load(value)
+    took = time.monotonic() - began
+    if took > SLOW_SECONDS:
+        manager.findings.append(f"loading it took {took:.1f} s, over {SLOW_SECONDS:.0f} s")
     manager.doing = "registering its hooks"
-    manager.register(one.plugin, name or value)
-    backend = one.backend = manager.answer("opgraft_backend", Backend)
+    manager.register(plugin, record.name or value)
+    backend = manager.answer("opgraft_backend", Backend)
     if backend is None:
         raise PluginError("; ".join([f"{value} has no hook opgraft_backend", *manager.findings]))
-    if name not in {"", backend.name}:
-        raise PluginError(f"its hook opgraft_backend says {backend.name!r}, its metadata {name!r}")
-    one.ops = tuple(manager.answer("opgraft_ops", list, tuple) or ())
-    for op in one.ops:
+    if record.name not in {"", backend.name}:
+        raise PluginError(f"its hook opgraft_backend says {backend.name!r}, its metadata {record.name!r}")
+    ops = tuple(manager.answer("opgraft_ops", list, tuple) or ())
+    for op in ops:
         if not isinstance(op, type) or not hasattr(op, "signature"):
             raise PluginError(f"its hook opgraft_ops gave {op!r}, which is no class of an op")
         check_op_id(op.op)
         op.signature()
     probed = manager.answer("opgraft_probe", Available, Unavailable)
-    if probed is None:
-        one.absent = _count(backend, detector)
-    elif isinstance(probed, Unavailable):
-        one.absent = probed.reason
+    reason = _count(backend, detector) if probed is None else getattr(probed, "reason", "")
+    status: Status = "inactive" if reason else "active"
+    found = {"name": backend.name, "platforms": backend.platforms, "ops": ops, "plugin": plugin}
+    return replace(record, status=status, reason=reason, **found)
 
 
 def _load(value: str) -> object:
@@ -220,6 +184,7 @@ class Forwards(pluggy.PluginManager):
         self._signatures = signatures
         self._refused: list[str] = []
         self._names: dict[tuple[str, str, str], Callable[..., Any]] = {}
+        self._owners: dict[str, BackendRecord] = {}
         for op, signature in signatures.items():
             self.add_hookspecs(SimpleNamespace(**{forward_hook(op): _specification(signature)}))
 
@@ -250,27 +215,31 @@ class Forwards(pluggy.PluginManager):
             asked = inspect.signature(offer.rejects) if offer.rejects else given
         except (TypeError, ValueError) as error:
             return f"its parameters cannot be read: {cause(error)}"
-        if _kept(given, given) != _kept(expected, given):
-            return f"it takes {_bare(given)}, the op takes {_bare(expected)}"
-        if _kept(asked, asked) != _kept(given, asked):
-            return f"its rejects takes {_bare(asked)}, itself it takes {_bare(given)}"
+        if _plain(given, given) != _plain(expected, given):
+            return f"it takes {_plain(given, given)}, the op takes {_plain(expected, expected)}"
+        if _plain(asked, asked) != _plain(given, asked):
+            return f"its rejects takes {_plain(asked, asked)}, itself it takes {_plain(given, given)}"
         return ""
 
-    def take(self, name: str, one: Introduction, ops: Mapping[str, type]) -> tuple[str, ...]:
-        """Register a plugin's forwards; give what of it was refused, each with its reason."""
-        twice = [op_class.op for op_class in one.ops if ops.get(op_class.op) is not op_class]
+    def taken(self, record: BackendRecord, ops: Mapping[str, type[Any]]) -> BackendRecord:
+        """Register a loaded backend's forwards, and note what of it is refused; block any other."""
+        if not record.loaded:
+            if record.name not in self._owners:
+                self.set_blocked(record.name)
+            return record
+        twice = [op_class.op for op_class in record.ops if ops.get(op_class.op) is not op_class]
         self._refused = [f"op {op!r} is refused: it is defined elsewhere too" for op in twice]
         self._names = {}
-        self.register(one.plugin, name)
-        return tuple(self._refused)
+        self._owners[record.name] = record
+        self.register(record.plugin, record.name)
+        return replace(record, refused=tuple(self._refused))
 
-    def kernels(self, records: Iterable[BackendRecord]) -> dict[str, tuple[KernelSpec, ...]]:
+    def kernels(self) -> dict[str, tuple[KernelSpec, ...]]:
         """Make each backend's kernels of the hook implementations that were registered."""
-        owners = {record.name: record for record in records}
-        made: dict[str, dict[tuple[str, ...], KernelSpec]] = {name: {} for name in owners}
+        made: dict[str, dict[tuple[str, ...], KernelSpec]] = {name: {} for name in self._owners}
         for op, signature in self._signatures.items():
             for kept in getattr(self.hook, forward_hook(op)).get_hookimpls():
-                kernel = _kernel(kept.function, owners[kept.plugin_name], signature)
+                kernel = _kernel(kept.function, self._owners[kept.plugin_name], signature)
                 made[kernel.backend][kernel.identity] = kernel
         return {name: tuple(found[key] for key in sorted(found)) for name, found in made.items()}
 
@@ -280,30 +249,19 @@ def _kernel(function: Callable[..., Any], record: BackendRecord, expected: inspe
     said: dict[str, Any] = {each.name: getattr(offer, each.name) for each in fields(Offer)}
     if said["capabilities"] is None:
         said["capabilities"] = frozenset(map(CapabilityRequirement.device, record.platforms))
-    return KernelSpec(
-        backend=record.name,
-        target=function,
-        name=function.__name__,
-        leaves_out=frozenset(expected.parameters) - {*inspect.signature(function).parameters},
-        distribution=record.distribution,
-        version=record.version,
-        **said,
-    )
+    said["leaves_out"] = frozenset(expected.parameters) - {*inspect.signature(function).parameters}
+    said |= {"distribution": record.distribution, "version": record.version}
+    return KernelSpec(backend=record.name, target=function, name=function.__name__, **said)
 
 
-def _kept(signature: inspect.Signature, kernel: inspect.Signature) -> list[inspect.Parameter]:
+def _plain(signature: inspect.Signature, kernel: inspect.Signature) -> inspect.Signature:
     """Take away annotations, order of keyword-only ones, and those that a kernel may leave out."""
     kept = [
         p.replace(annotation=p.empty)
         for p in signature.parameters.values()
         if p.name in kernel.parameters or p.kind is not p.KEYWORD_ONLY or p.default is p.empty
     ]
-    return sorted(kept, key=lambda p: (p.kind, p.name if p.kind is p.KEYWORD_ONLY else ""))
-
-
-def _bare(signature: inspect.Signature) -> inspect.Signature:
-    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return inspect.Signature(parameters)
+    return inspect.Signature(sorted(kept, key=lambda p: (p.kind, p.name if p.kind is p.KEYWORD_ONLY else "")))
 
 
 def _specification(signature: inspect.Signature) -> Callable[..., None]:

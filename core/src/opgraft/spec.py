@@ -410,6 +410,8 @@ class BackendRecord:
         Platform keys, empty until it is loaded.
     kernels
         The kernels it offers.
+    ops
+        The op classes it adds to the catalogue.
     refused
         Forwards that were refused alone, each with its reason.
     findings
@@ -417,7 +419,7 @@ class BackendRecord:
     error
         What a quarantined backend raised.
     plugin
-        The object that was registered, where it came without metadata.
+        The loaded module or object that carries the hooks.
 
     """
 
@@ -430,6 +432,7 @@ class BackendRecord:
     location: str = ""
     platforms: tuple[str, ...] = ()
     kernels: tuple[KernelSpec, ...] = ()
+    ops: tuple[type[Any], ...] = ()
     refused: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
     error: BaseException | None = None
@@ -439,6 +442,11 @@ class BackendRecord:
     def owner(self) -> str:
         """Name whose it is: ``opgraft-acme 0.3.1``."""
         return f"{self.distribution} {self.version}".strip()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its plugin came through, with hardware here or without."""
+        return self.status in {"active", "inactive"}
 
     @property
     def described(self) -> str:

@@ -50,10 +50,11 @@ def _main(name: str, value: str, path: str) -> None:
     faulthandler.enable()
     sys.path[:] = json.loads(path)
     from opgraft.hardware import Detector
-    from opgraft.plugins import introduce
+    from opgraft.plugins import introduced
+    from opgraft.spec import BackendRecord
 
-    one = introduce(name, value, Detector())
-    sys.stdout.write(f"\n{MARK}{json.dumps({'fault': one.fault, 'absent': one.absent})}\n")
+    record = introduced(BackendRecord(name=name, status="active", entry_point=value), Detector())
+    sys.stdout.write(f"\n{MARK}{json.dumps([record.status, record.reason])}\n")
     sys.stdout.flush()
 
 
