@@ -12,7 +12,9 @@ import pytest
 
 def opgraft(*words, code=0, plugin="", tmp_path=None):
     """Run the command line in a process of its own; `plugin` is source that runs before it."""
-    source = f"{textwrap.dedent(plugin)}\nimport sys\nfrom opgraft.cli import app\nsys.argv = ['opgraft', *{words!r}]\napp()"
+    source = (
+        f"{textwrap.dedent(plugin)}\nimport sys\nfrom opgraft.cli import app\nsys.argv = ['opgraft', *{words!r}]\napp()"
+    )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=300)
     assert code == done.returncode, done.stderr
     return done

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import opgraft
+from opgraft.cli._bench import bench
 from opgraft.cli._doctor import doctor
 from opgraft.cli._explain import explain
 from opgraft.cli._list import list_backends
@@ -21,6 +22,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "run": run,
     "doctor": doctor,
+    "bench": bench,
     "lock": lock,
 }
 

@@ -46,9 +46,7 @@ class Group:
 
 def __getattr__(name: str) -> Group:
     """Give a group that only plugins have."""
-    if not name.startswith("_") and any(
-        op_id.startswith(f"{name}.") for op_id in default_registry().ops()
-    ):
+    if not name.startswith("_") and any(op_id.startswith(f"{name}.") for op_id in default_registry().ops()):
         group = globals()[name] = Group(name)
         return group
     message = f"module {__name__!r} has no attribute {name!r}"
