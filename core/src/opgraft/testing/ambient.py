@@ -105,11 +105,16 @@ def _filled_memory() -> Iterator[None]:
     """Make torch fill what it allocates, so that reading unwritten memory shows."""
     former = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    _set_deterministic(mode=True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(mode=former, warn_only=warned)
+        _set_deterministic(mode=former, warn_only=warned)
+
+
+def _set_deterministic(*, mode: bool, warn_only: bool) -> None:
+    # The public function imports torch._inductor, which takes seconds.
+    torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)  # noqa: SLF001 - as just said
 
 
 @contextlib.contextmanager
