@@ -35,13 +35,13 @@ def fenced(tensor: torch.Tensor, *, at_end: bool) -> torch.Tensor:
     return view.view(tensor.shape).copy_(tensor)
 
 
-def spread_out(table: torch.Tensor) -> torch.Tensor:
-    """Copy a table of at least two rows so that its last row lies beyond 2**31 entries.
+def spread_out(table: torch.Tensor, reach: int = 2**31 + 1000) -> torch.Tensor:
+    """Copy a table of at least two rows so that it reaches over so many entries, or a few less.
 
     The memory in between is reserved but never touched.
     """
     rows, columns = table.shape
-    stride = -(-(2**31 + 5) // (rows - 1))
+    stride = (reach - columns) // (rows - 1)
     size = ((rows - 1) * stride + columns) * table.element_size()
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     memory = torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=table.dtype)

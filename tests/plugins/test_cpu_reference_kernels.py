@@ -121,8 +121,9 @@ def far_calls(table, batch):
 
 @pytest.mark.parametrize("batch", [3, 90])
 @pytest.mark.parametrize("implementation", ["native", "kernel"])
-def test_addresses_beyond_32_bit_are_right(batch, implementation):
-    table = spread_out(torch.arange(900, dtype=torch.int32).view(3, 300))
+@pytest.mark.parametrize("reach", [2**31 - 1, 2**31 + 1000, 2**33])
+def test_addresses_beyond_32_bit_are_right(batch, implementation, reach):
+    table = spread_out(torch.arange(900, dtype=torch.int32).view(3, 300), reach)
     for name, arguments in far_calls(table, batch):
         call = kernel(name) if implementation == "kernel" else index_cases.OPS[name].forward_native
         check(call, name, arguments)

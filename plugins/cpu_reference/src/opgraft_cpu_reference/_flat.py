@@ -18,6 +18,7 @@ def flat_view(table: Tensor) -> Tensor:
     return table.as_strided((reach + 1,), (1,))
 
 
-def address_dtype(flat: Tensor) -> torch.dtype:
-    """Give the narrowest dtype that holds every address of a flat view."""
-    return torch.int32 if flat.shape[0] <= torch.iinfo(torch.int32).max else torch.int64
+def address_dtype(flat: Tensor, beyond: int = 0) -> torch.dtype:
+    """Give the narrowest dtype that holds every address of a flat view, and some beyond its end."""
+    highest = flat.shape[0] + beyond
+    return torch.int32 if highest <= torch.iinfo(torch.int32).max else torch.int64

@@ -180,7 +180,7 @@ def _read(table: Tensor, rows: Tensor, lengths: Tensor, whole: Tensor, gaps: Ten
         return torch.full((rows.shape[0], used), -1)
     flat = flat_view(table)
     regular = int(lengths.max()) <= width
-    dtype = address_dtype(flat) if regular else torch.int64
+    dtype = address_dtype(flat, beyond=width + used) if regular else torch.int64
     places = torch.arange(used, dtype=dtype)
     near, far = torch.zeros_like(gaps), gaps
     bases = rows * table.stride(0)
