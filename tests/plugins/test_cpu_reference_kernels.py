@@ -104,7 +104,7 @@ def far_calls(table, batch):
     rows[::2] = 2
     indptr = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     request = {"req_to_token": table, "req_pool_indices": rows}
-    prompts = torch.tensor([5, 40, 90], dtype=torch.int32)
+    prompts = torch.tensor([90, 40, 5], dtype=torch.int32)
     total = int(indptr[-1])
     runs = {**request, "kv_lens": lengths, "kv_indptr": indptr, "total": total}
     yield "csr_kv_indices", runs
