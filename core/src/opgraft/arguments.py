@@ -201,11 +201,11 @@ class Arguments:
             if value is None:
                 continue
             shape = value.shape
-            if len(shape) != len(dims):
+            if len(shape) != len(dims) or any(size < plus for size, (_, plus) in zip(shape, dims, strict=True)):
                 self._misfit(name, value)
             for size, (dim, plus) in zip(shape, dims, strict=True):
                 known, whose = sizes.setdefault(dim, (size - plus, name))
-                if known != size - plus or size < plus:
+                if known != size - plus:
                     self._misfit(name, value, f" with {dim} = {known} as {whose} has")
         for index, name in self._buffers:
             if values[index] is not None:
