@@ -218,7 +218,7 @@ def _judged(rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str,
     refusals = [policy.allows(name, entry.distribution) for entry in rivals]
     allowed = [entry for entry, why in zip(rivals, refusals, strict=True) if why is None]
     status: Status = "active"
-    if reason := _illegal(name):
+    if reason := illegal(name):
         status = "quarantined"
     elif not allowed:
         status, reason = "denied", "; ".join(dict.fromkeys(filter(None, refusals)))
@@ -234,7 +234,8 @@ def _judged(rivals: Sequence[Advertised], policy: Policy, versions: Mapping[str,
     return BackendRecord(name=name, status=status, reason=reason, **told)
 
 
-def _illegal(name: str) -> str:
+def illegal(name: str) -> str:
+    """Say why a backend may not have this name; nothing where it may."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         return f"illegal name {name!r}: a backend is named by a lower-case word, no Python keyword"
     if name in RESERVED_SELECTORS or name in KernelBackend.names():
@@ -249,7 +250,7 @@ def _by_hand(plugin: object, policy: Policy, detector: Detector, others: Sequenc
     same = [r for r in others if r.name == record.name and r.status != "denied"]
     taken = f"the name is taken by {same[0].owner or same[0].entry_point}" if same else ""
     judgements: tuple[tuple[Status, str | None], ...] = (
-        ("quarantined", _illegal(record.name)),
+        ("quarantined", illegal(record.name)),
         ("denied", policy.allows(record.name, "")),
         ("conflict", taken),
     )

@@ -10,10 +10,12 @@ import typer
 
 import opgraft
 from opgraft.cli._bench import bench
+from opgraft.cli._conformance import conformance
 from opgraft.cli._doctor import doctor
 from opgraft.cli._explain import explain
 from opgraft.cli._list import list_backends
 from opgraft.cli._lock import lock
+from opgraft.cli._new import new
 from opgraft.cli._output import answered
 from opgraft.cli._run import run
 
@@ -22,7 +24,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "explain": explain,
     "run": run,
     "doctor": doctor,
+    "conformance": conformance,
     "bench": bench,
+    "new": new,
     "lock": lock,
 }
 
