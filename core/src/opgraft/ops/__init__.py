@@ -27,7 +27,7 @@ class Group:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a handle has its op's signature
+    def __getattr__(self, name: str) -> Any:
         """Give an op's handle."""
         if name.startswith("_"):
             raise AttributeError(name)

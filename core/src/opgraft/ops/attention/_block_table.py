@@ -140,6 +140,11 @@ class BlockTable(BaseFusedOp):
         table = torch.where(pages < counts[:, None], table.to(torch.int32), behind)
         return deliver(table, torch.int32, out)
 
+    def traffic(self, *, kv_lens: Tensor, page_size: int, **_: object) -> int:
+        """Count the bytes of a 32-byte sector read and a page written for each page."""
+        pages = (kv_lens.clamp(min=0).to(torch.int64) + page_size - 1) // page_size
+        return int(pages.sum()) * (32 + 4)
+
     def validate(
         self,
         req_to_token: Tensor,

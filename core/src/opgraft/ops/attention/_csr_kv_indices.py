@@ -195,6 +195,11 @@ class CsrKvIndices(BaseFusedOp):
         size = torch.library.get_ctx().new_dynamic_size() if total is None else total
         return req_to_token.new_empty((size,), dtype=torch.int32)
 
+    def traffic(self, *, req_to_token: Tensor, kv_lens: Tensor, out: Tensor | None = None, **_: object) -> int:
+        """Count the bytes of one read and one write for each index."""
+        written = 4 if out is None else out.element_size()
+        return int(kv_lens.clamp(min=0).sum()) * (req_to_token.element_size() + written)
+
     def validate(
         self,
         req_to_token: Tensor,

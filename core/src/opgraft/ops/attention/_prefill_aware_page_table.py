@@ -160,6 +160,11 @@ class PrefillAwarePageTable(BaseFusedOp):
         shape = (batch,) if name == "out_lens" or max_kv is None else (batch, max_kv)
         return req_pool_indices.new_zeros(shape, dtype=torch.int32)
 
+    def traffic(self, **arguments: Any) -> int:
+        """Count the bytes of one read and one write for each slot in sight."""
+        slots = int(self.forward_native(**arguments)[1].sum())
+        return slots * (arguments["req_to_token"].element_size() + 4)
+
     def validate(
         self,
         req_to_token: Tensor,

@@ -124,6 +124,10 @@ class TopkToSlots(BaseFusedOp):
         out[tokens:].fill_(-1)
         return out
 
+    def traffic(self, *, topk: Tensor, **_: object) -> int:
+        """Count the bytes of a position, a 32-byte sector and a slot for each entry."""
+        return topk.numel() * (topk.element_size() + 32 + 4)
+
     def validate(
         self,
         table: Tensor,
