@@ -12,8 +12,9 @@ import torch
 from installation import plugin_source
 
 import opgraft
+from opgraft.cli._lock import written
 from opgraft.discovery import scan
-from opgraft.lockfile import Lock, installed, written
+from opgraft.lockfile import Lock, installed
 from opgraft.planning import plan
 from opgraft.policy import read_toml
 

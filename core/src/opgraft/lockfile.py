@@ -11,10 +11,9 @@ import base64
 import csv
 import hashlib
 import importlib.util
-import json
 import re
 from contextvars import Context
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,6 @@ from opgraft.policy import Policy, read_toml
 
 if TYPE_CHECKING:
     from opgraft.kernel_registry import KernelRegistry
-    from opgraft.planning import Plan
 
 _BY_INSTALLER: Final = frozenset({"INSTALLER", "REQUESTED", "direct_url.json"})
 _REMEDY: Final = "`opgraft lock --check` shows all of it, `opgraft lock` accepts it"
@@ -52,25 +50,25 @@ class Lock:
         from opgraft.planning import Plan, PlanRow
 
         self.path = path
+        self.distributions: dict[str, tuple[str, str]] = {}
         read = read_toml(Path(path), ", a lock,")
         try:
             self.plan = Plan(tuple(PlanRow(**row) for row in read["plan"]))
-            listed = {one["name"]: (one["version"], one["record"]) for one in read["distribution"]}
+            for one in read["distribution"]:
+                self.distributions[one["name"]] = one["version"], one["record"]
         except (LookupError, TypeError) as error:
             message = f"{path} is no lock: {type(error).__name__}: {error}; write one with `opgraft lock`"
             raise PolicyError(message) from error
-        self.distributions: dict[str, tuple[str, str]] = listed
 
     def changes(self, installation: Installation) -> list[str]:
         """Say what of the distributions it lists is missing, of another version or changed."""
         here, lines = installed(installation), []
         for name, (version, record) in self.distributions.items():
-            found = here.get(name, {"version": "", "record": "", "changed": ""})
+            found = here.get(name, {"version": "nothing"})
             if found["version"] != version:
-                lines.append(f"{name}: {version} in the lock, {found['version'] or 'nothing'} here")
+                lines.append(f"{name}: {version} in the lock, {found['version']} here")
             elif found["record"] != record:
-                which = f": {found['changed']}" if found["changed"] else ""
-                lines.append(f"{name} {version}: its files are not those of the lock{which}")
+                lines.append(f"{name} {version}: its files are not those of the lock{found['changed']}")
         return lines
 
     def admitted(self, policy: Policy, installation: Installation) -> Policy:
@@ -84,14 +82,9 @@ class Lock:
         """
         if lines := self.changes(installation):
             raise PluginError("\n  ".join([f"lock {self.path} does not hold; {_REMEDY}", *lines]))
-        allowed = [
-            entry.distribution
-            for entry in installation.entries
-            if canonical(entry.distribution) in self.distributions
-            and policy.allows(entry.name, entry.distribution) is None
-        ]
-        sources = {**policy.sources, "plugins": f"lock {self.path}"}
-        return replace(policy, plugins=frozenset(allowed), sources=sources)
+        listed = [e for e in installation.entries if canonical(e.distribution) in self.distributions]
+        allowed = frozenset(e.distribution for e in listed if policy.allows(e.name, e.distribution) is None)
+        return replace(policy, plugins=allowed, sources={**policy.sources, "plugins": f"lock {self.path}"})
 
     def agree(self, registry: KernelRegistry) -> None:
         """Hold a process's plan, its scopes left out, against the lock's.
@@ -109,20 +102,6 @@ class Lock:
             raise PluginError("\n  ".join([where, *lines]))
 
 
-def written(installation: Installation, plan: Plan) -> str:
-    """Write a lock of what is here: every value is a string, which TOML and JSON write alike."""
-    keys = ("name", "version", "record")
-    tables = [("distribution", {k: one[k] for k in keys}) for one in installed(installation).values()]
-    for entry in installation.entries:
-        where = {"distribution": canonical(entry.distribution), "entry_point": entry.value}
-        tables.append(("backend", {"name": entry.name, **where}))
-    tables += [("plan", asdict(row)) for row in plan.rows]
-    lines = ["# Written by `opgraft lock`; OPGRAFT_LOCK holds a process against it."]
-    for kind, table in tables:
-        lines += ["", f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
 def installed(installation: Installation) -> dict[str, dict[str, str]]:
     """Describe the core, torch, the backends' distributions and what these need, by name."""
     packages = {canonical(e.distribution): re.split(r"[.:]", e.value)[0] for e in installation.entries}
@@ -138,12 +117,9 @@ def installed(installation: Installation) -> dict[str, dict[str, str]]:
         files = _files(dist, packages.get(name, name.replace("-", "_")))
         held = {label: _hash(path) if ours else said for label, (path, said) in files.items()}
         digest = hashlib.sha256("\n".join(f"{label} {held[label]}" for label in sorted(held)).encode())
-        found[name] = {
-            "name": name,
-            "version": dist.version,
-            "record": f"sha256:{digest.hexdigest()}",
-            "changed": ", ".join(label for label, (_, said) in files.items() if held[label] != said),
-        }
+        changed = ", ".join(label for label, (_, said) in files.items() if held[label] != said)
+        found[name] = {"version": dist.version, "record": f"sha256:{digest.hexdigest()}"}
+        found[name]["changed"] = f": {changed}" if changed else ""
         waiting += [n for n in needs if ours and name != PROJECT and n not in waiting]
     return dict(sorted(found.items()))
 
@@ -155,8 +131,9 @@ def _files(dist: Any, package: str) -> dict[str, tuple[Path, str]]:
     if not rows or editable:
         spec = importlib.util.find_spec(package)
         root = Path(spec.origin).parent if spec is not None and spec.origin else Path()
-        paths = root.rglob("*.py") if spec and spec.submodule_search_locations else root.glob(f"{package}.py")
-        return {path.relative_to(root).as_posix(): (path, _hash(path)) for path in paths}
+        paths = root.rglob("*") if spec and spec.submodule_search_locations else root.glob(f"{package}.py")
+        kept = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+        return {path.relative_to(root).as_posix(): (path, _hash(path)) for path in kept}
     return {
         name: (Path(str(dist.locate_file(name))), said)
         for name, said, *_ in rows

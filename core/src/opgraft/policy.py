@@ -148,11 +148,10 @@ class Policy:
 
     def allows(self, backend: str, distribution: str) -> str | None:
         """Give the reason why a backend may not be loaded, or None if it may."""
-        names = sorted(self.deny | (self.plugins or frozenset()))
-        meant = [word for word in names if word == backend or _same(word, distribution)]
-        for word in self.deny.intersection(meant):
+        meant = {w for w in self.deny | (self.plugins or set()) if w == backend or _same(w, distribution)}
+        for word in sorted(self.deny & meant):
             return f"{word!r} is denied by {self.source('deny')}"
-        if self.plugins is None or self.plugins.intersection(meant):
+        if self.plugins is None or self.plugins & meant:
             return None
         listed = ", ".join(sorted(self.plugins)) or "nothing"
         return f"not in the allow-list of {self.source('plugins')}, which lists {listed}"
@@ -163,12 +162,10 @@ class Policy:
 
     def export(self) -> dict[str, Any]:
         """Give every setting as plain data, which JSON and pickle carry to another process."""
-        order: dict[str, list[str]] = {}
-        for rule in self.order:
-            order.setdefault(rule.pattern, list(rule.selectors))
-        plugins = None if self.plugins is None else sorted(self.plugins)
-        plain = {"order": order, "deny": sorted(self.deny), "require": list(self.require)}
-        return {name: getattr(self, name) for name in _READERS} | plain | {"plugins": plugins}
+        order = {rule.pattern: list(rule.selectors) for rule in reversed(self.order)}
+        plain: dict[str, Any] = {"order": dict(reversed(order.items())), "deny": sorted(self.deny)}
+        plain |= {"require": list(self.require), "plugins": None if self.plugins is None else sorted(self.plugins)}
+        return {name: plain.get(name, getattr(self, name)) for name in _READERS}
 
     def __repr__(self) -> str:
         """Write one line a setting: name, value, source."""
@@ -291,11 +288,9 @@ class PolicyStore:
 
     def _policy(self, scope: _Scope) -> Policy:
         merged = self._merged
-        policy = merged.get(scope)
-        if policy is None:
-            layers = (*scope.layers, dict(self._api), *self._base()[0])
-            policy = merged.setdefault(scope, _merge(layers))
-        return policy
+        if scope not in merged:
+            merged.setdefault(scope, _merge((*scope.layers, dict(self._api), *self._base()[0])))
+        return merged[scope]
 
     def _base(self) -> _Outside:
         base = self._outside

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import opgraft
 from opgraft.cli._output import WRONG, say
-from opgraft.discovery import canonical, scan
-from opgraft.lockfile import Lock, written
+from opgraft.discovery import Installation, canonical, scan
+from opgraft.lockfile import Lock, installed
+
+if TYPE_CHECKING:
+    from opgraft.planning import Plan
 
 
 def lock(
@@ -36,3 +41,19 @@ def lock(
     say(f"{len(differences)} differences from {path}" if differences else f"as {path} says")
     if differences:
         raise typer.Exit(WRONG)
+
+
+def written(installation: Installation, plan: Plan) -> str:
+    """Write a lock of what is here: every value is a string, which TOML and JSON write alike."""
+    tables = [
+        ("distribution", {"name": name, "version": one["version"], "record": one["record"]})
+        for name, one in installed(installation).items()
+    ]
+    for entry in installation.entries:
+        where = {"distribution": canonical(entry.distribution), "entry_point": entry.value}
+        tables.append(("backend", {"name": entry.name, **where}))
+    tables += [("plan", asdict(row)) for row in plan.rows]
+    lines = ["# Written by `opgraft lock`; OPGRAFT_LOCK holds a process against it."]
+    for kind, table in tables:
+        lines += ["", f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
