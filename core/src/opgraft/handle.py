@@ -130,7 +130,7 @@ class Handle:
             and choice.settled
             and first.rejects is None
             and not first.spec.leaves_out.difference(arguments.optional)
-            and all(type(one) is Tensor for one in tensors)
+            and all(type(one) is Tensor and not one.requires_grad for one in tensors)  # no guard sees the grad mode
         ):
             if choice.kept is None or not choice.kept[0](*tensors):
                 choice.kept = tensor_guard(tensors), first.kernel
