@@ -13,7 +13,7 @@ PEER_STAMPS := $(PEERS)/.stamps
 DISTRIBUTIONS := . plugins/triton_kernels plugins/cpu_reference plugins/cuda plugins/hip examples/oot_vendor_plugin
 # Shown by no demo: it brings OpenCL with it. Tested like the others.
 TESTED_ONLY := examples/opencl_vendor_plugin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
 # What a user's shell may hold changes neither what is installed nor what is shown and tested.
 $(foreach name,$(filter OPGRAFT_%,$(.VARIABLES)),$(eval unexport $(name)))
@@ -31,7 +31,7 @@ $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("python3 is %d.%d, opgraft needs 3.10 or newer" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
 	@echo "Creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null \
-		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install -qq pip; }
 	@mkdir -p $(STAMPS)
 	@touch $@
 
@@ -60,7 +60,7 @@ $(PEER_STAMPS)/peers: benchmarks/peers.txt $(STAMPS)/test-tools
 	@echo "Creating $(PEERS) with the peers of the benchmark"
 	@$(BIN)/python -m venv --without-pip $(PEERS)
 	@$(PEERS)/bin/python scripts/reach_environment.py $(BIN)/python
-	@$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --no-deps --requirement benchmarks/peers.txt
+	@$(BIN)/python -m pip --python $(PEERS)/bin/python install -qq --no-deps --requirement benchmarks/peers.txt
 	@mkdir -p $(PEER_STAMPS)
 	@touch $@
 
