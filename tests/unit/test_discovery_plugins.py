@@ -11,6 +11,7 @@ from installation import CATALOGUE, OP, NoHardware, Site, plugin_source
 
 from opgraft import plugins
 from opgraft.discovery import Installation, discover
+from opgraft.errors import RegistrationError
 from opgraft.hardware import CapabilityRequirement
 from opgraft.hookspecs import forward, hookimpl
 from opgraft.plugins import cause
@@ -171,6 +172,32 @@ def test_an_entry_point_that_leads_nowhere_is_quarantined(site, value, reason):
     site.distribution("made-up", {"acme": value})
     record = site.records()["acme"]
     assert ("quarantined", reason) == (record.status, record.reason)
+
+
+def test_a_module_that_puts_another_object_in_its_place_is_a_plugin_too(site):
+    source = plugin_source("acme") + (
+        "import sys, types\n"
+        "sys.modules[__name__] = types.SimpleNamespace(opgraft_backend=opgraft_backend, kernel=clamp_position)\n"
+    )
+    site.plugin("acme", source)
+    record = site.records()["acme"]
+    assert ("active", 1) == (record.status, len(record.kernels))
+
+
+def test_objects_in_a_plugin_that_do_not_like_to_be_asked_are_left_alone(site):
+    body = (
+        "class Shy:\n    def __getattr__(self, name): raise RuntimeError('not now')\nshy, opgraft_shy = Shy(), Shy()\n"
+    )
+    site.plugin("acme", plugin_source("acme", body))
+    assert ("active", ()) == (site.records()["acme"].status, site.records()["acme"].findings)
+
+
+def test_an_error_of_ours_that_a_plugin_raises_with_something_unprintable_is_its_fault(site):
+    body = "class Odd:\n    def __str__(self): raise ValueError\nimport opgraft\nraise opgraft.PluginError(Odd())"
+    module = site.plugin("acme", body)
+    assert (
+        f"loading {module} raised opgraft.errors.PluginError: <exception str() failed>" == site.records()["acme"].reason
+    )
 
 
 def test_a_keyboard_interrupt_is_the_users_and_passes(site):
@@ -486,6 +513,26 @@ def test_a_decorated_kernel_is_known_by_the_parameters_that_it_wraps():
     def outer(*args, **kwargs): ...
 
     assert () == refused(outer).refused
+
+
+def test_a_kernel_whose_parameters_cannot_be_read_is_refused():
+    def kernel(seq_lens, *, out=None): ...
+
+    kernel.__signature__ = 3
+    (reason,) = refused(kernel).refused
+    assert reason.startswith(
+        "forward 'kernel' for 'attention.clamp_position' is refused: its parameters cannot be read: TypeError: "
+    )
+
+
+def test_one_function_is_a_kernel_of_one_op():
+    def kernel(seq_lens, *, out=None): ...
+
+    with pytest.raises(RegistrationError) as caught:
+        forward("moe.gate", kernel_backend="plugin")(forward(OP, kernel_backend="plugin")(kernel))
+    assert (
+        f"@forward('moe.gate'): {kernel!r} is a kernel of 'attention.clamp_position' already; write one for each op"
+    ) == str(caught.value)
 
 
 def test_rejects_takes_what_the_kernel_takes():

@@ -34,7 +34,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_OFFER: Final = "opgraft_offer"
+OFFER: Final = "opgraft_offer"
 _FORWARD_PREFIX: Final = "opgraft_forward_"
 
 
@@ -81,7 +81,7 @@ def forward_hook(op_id: str) -> str:
 
 def offer_of(function: Callable[..., Any]) -> Offer | None:
     """Give what :func:`forward` attached, or None."""
-    offer = getattr(function, _OFFER, None)
+    offer = getattr(function, OFFER, None)
     return offer if isinstance(offer, Offer) else None
 
 
@@ -147,7 +147,10 @@ def forward(
     )
 
     def mark(function: _Function) -> _Function:
-        setattr(function, _OFFER, offer)
+        other = offer_of(function)
+        if other is not None and other.op != op_id and not hasattr(function, "__wrapped__"):
+            raise RegistrationError(f"{whose}: {function!r} is a kernel of {other.op!r} already; write one for each op")
+        setattr(function, OFFER, offer)
         return hookimpl(specname=forward_hook(op_id))(function)
 
     return mark

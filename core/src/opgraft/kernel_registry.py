@@ -120,7 +120,7 @@ class KernelRegistry:
 
     def _judgement(self) -> tuple[object, ...]:
         policy = self.policy.process()
-        return policy.deny, policy.plugins
+        return policy.deny, policy.plugins, policy.lock
 
     @contextlib.contextmanager
     def tracing(self, trace: Trace) -> Iterator[Trace]:

@@ -17,14 +17,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pluggy
 
 from opgraft.errors import PluginError, nearest
 from opgraft.hardware import CapabilityRequirement, Detector
-from opgraft.hookspecs import PROJECT, HookSpecs, Offer, forward_hook, hookspec, offer_of
+from opgraft.hookspecs import OFFER, PROJECT, HookSpecs, Offer, forward_hook, hookspec, offer_of
 from opgraft.spec import Available, Backend, BackendRecord, KernelSpec, Status, Unavailable, check_op_id
 
 SLOW_SECONDS: Final = 2.0
@@ -76,7 +75,8 @@ def introduced(record: BackendRecord, detector: Detector) -> BackendRecord:
         for module in set(sys.modules) - before:
             if module.partition(".")[0] == package:
                 del sys.modules[module]
-        reason = str(error) if type(error) is PluginError else f"{manager.doing} raised {cause(error, handled)}"
+        ours = type(error) is PluginError and all(isinstance(said, str) for said in error.args)
+        reason = str(error) if ours else f"{manager.doing} raised {cause(error, handled)}"
         name = record.name or record.entry_point
         record = replace(record, name=name, status="quarantined", reason=reason, error=error)
     return replace(record, findings=tuple(manager.findings))
@@ -96,7 +96,7 @@ def _asked(record: BackendRecord, detector: Detector, manager: _Hooks) -> Backen
         raise PluginError("; ".join([f"{value} has no hook opgraft_backend", *manager.findings]))
     if record.name not in {"", backend.name}:
         raise PluginError(f"its hook opgraft_backend says {backend.name!r}, its metadata {record.name!r}")
-    ops = tuple(manager.answer("opgraft_ops", list, tuple) or ())
+    ops: tuple[type[Any], ...] = tuple(manager.answer("opgraft_ops", list, tuple) or ())
     for op in ops:
         if not isinstance(op, type) or not hasattr(op, "signature"):
             raise PluginError(f"its hook opgraft_ops gave {op!r}, which is no class of an op")
@@ -114,7 +114,7 @@ def _load(value: str) -> object:
     if match is None:
         raise PluginError(f"its entry point {value!r} is not 'module' or 'module:object'")
     module = importlib.import_module(match[1])
-    if getattr(module.__spec__, "_initializing", False):
+    if getattr(getattr(module, "__spec__", None), "_initializing", False):
         raise PluginError(f"{match[1]} asked for backends while it was being imported itself")
     return operator.attrgetter(match[2])(module) if match[2] else module
 
@@ -147,7 +147,8 @@ class _Hooks(pluggy.PluginManager):
         options = super().parse_hookimpl_opts(plugin, name)
         member = inspect.getattr_static(plugin, name, None)
         hook = name if options is None else options.get("specname") or name
-        offered = offer_of(getattr(member, "__func__", member)) is not None
+        bare = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        offered = isinstance(inspect.getattr_static(bare, OFFER, None), Offer)
         if options is None and inspect.isroutine(member) and name.startswith(f"{PROJECT}_"):
             self.findings.append(f"{name!r} is not marked with @hookimpl, so it is no hook")
         elif options is None and offered:
@@ -186,7 +187,8 @@ class Forwards(pluggy.PluginManager):
         self._names: dict[tuple[str, str, str], Callable[..., Any]] = {}
         self._owners: dict[str, BackendRecord] = {}
         for op, signature in signatures.items():
-            self.add_hookspecs(SimpleNamespace(**{forward_hook(op): _specification(signature)}))
+            hook = staticmethod(_specification(signature))
+            self.add_hookspecs(type("OpHook", (), {forward_hook(op): hook}))
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
         """Keep a forward if its op is known and takes the same parameters."""

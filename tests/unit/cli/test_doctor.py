@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 
 import pytest
 from installation import Site, plugin_source
@@ -13,7 +14,7 @@ import opgraft
 from opgraft.cli import app
 from opgraft.cli._findings import of_policy, of_records, ties
 from opgraft.cli._isolated import crash
-from opgraft.cli._metadata import metadata_findings
+from opgraft.cli._metadata import metadata_findings, second_cores
 from opgraft.discovery import Advertised, Finding, Installation, scan
 from opgraft.hardware import CapabilityRequirement
 from opgraft.policy import OrderRule, Policy
@@ -104,6 +105,18 @@ def test_metadata_that_cannot_be_decoded_is_found_once(site):
     (folder / "RECORD").write_bytes(b"\xff")
     (finding,) = found()
     assert finding.message.startswith("its metadata cannot be read: UnicodeDecodeError: ")
+
+
+def test_c10_a_copy_of_the_core_under_another_name_is_found(monkeypatch):
+    copy = types.ModuleType("engine.third_party.opgraft")
+    copy.hookimpl, copy.__file__ = None, "/engine/third_party/opgraft/__init__.py"
+    monkeypatch.setitem(sys.modules, copy.__name__, copy)
+    assert [
+        Finding(
+            "engine.third_party.opgraft",
+            "a second copy of the core, at /engine/third_party/opgraft/__init__.py; nothing here sees its plugins",
+        )
+    ] == list(second_cores())
 
 
 # ---------------------------------------------------------------------------------------- records
@@ -263,6 +276,17 @@ def test_the_report_as_json_has_the_designed_keys():
     assert {"value": None, "source": "default"} == data["policy"]["force"]
     assert [record.name for record in opgraft.backends()] == [record["name"] for record in data["backends"]]
     assert "torch" in data["environment"]
+
+
+def test_what_stops_discovery_is_a_finding(tmp_path):
+    opgraft.set_policy(lock=str(tmp_path / "opgraft.lock"))
+    try:
+        result = CliRunner().invoke(app, ["doctor", "--json"])
+    finally:
+        opgraft.set_policy(lock=None)
+    message = f"{tmp_path / 'opgraft.lock'}, a lock, cannot be read: No such file or directory"
+    assert {"subject": "discovery", "message": message} in json.loads(result.stdout)["findings"]
+    assert 1 == result.exit_code
 
 
 def test_k3_a_setting_of_the_api_is_shown_with_its_source():

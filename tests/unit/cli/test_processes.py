@@ -79,6 +79,21 @@ def test_a_piped_table_is_neither_coloured_nor_wrapped_nor_cut(opgraft_in_child)
     assert "…" not in result.stdout
 
 
+def test_what_cannot_be_printed_is_escaped(opgraft_in_child):
+    opgraft_in_child.site.plugin("acme_two", "raise OSError('\\x1b[31mred\\udc80 \xe9')")
+    result = opgraft_in_child("list", PYTHONIOENCODING="ascii", OPGRAFT_PLUGINS="acme_two")
+    assert 0 == result.returncode
+    assert "OSError: \\x1b[31mred\\udc80 \\xe9" in result.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(opgraft_in_child):
+    for number in range(3):
+        opgraft_in_child.site.plugin(f"many{number}")
+    command = f"{sys.executable} -u -m opgraft list --installed | true"
+    done = subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unreadable_variable_ends_every_command_with_two_and_is_a_finding_of_doctor(opgraft_in_child):
     message = "OPGRAFT_STRICT: strict must be one of 1, true, yes, on, 0, false, no, off, got 'maybe'"
     result = opgraft_in_child("list", OPGRAFT_STRICT="maybe")

@@ -6,6 +6,7 @@ Commands are registered in :mod:`opgraft.cli._commands`, one file a command. ``o
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Final
 
@@ -20,7 +21,11 @@ class _App:
         if not args and "args" not in kwargs and set(sys.argv[1:]) in _FAST:
             from opgraft.cli._installed import installed
 
-            return installed(as_json="--json" in sys.argv)
+            try:
+                return installed(as_json="--json" in sys.argv)
+            except BrokenPipeError:  # the reader, `head` say, has seen enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise SystemExit(1) from None
         return self.__getattr__("__call__")(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ import opgraft
 from opgraft.cli._findings import of_policy, of_records, ties
 from opgraft.cli._isolated import crash
 from opgraft.cli._list import as_data, show_records
-from opgraft.cli._metadata import metadata_findings
+from opgraft.cli._metadata import metadata_findings, second_cores
 from opgraft.cli._output import WRONG, say, say_json
 from opgraft.discovery import Finding, Installation, scan
 from opgraft.errors import OpgraftError, PolicyError
@@ -43,11 +43,13 @@ def doctor(
         opgraft.set_policy(deny=sorted(crashed))
     records: tuple[BackendRecord, ...] = ()
     if policy is not None:
-        records, faults = _records(crashed)
-        findings += faults
-        findings += of_records(records)
-        findings += of_policy(policy, records, installation)
-        findings += ties(records)
+        records, stopped = _records(crashed)
+        findings += stopped
+        if not stopped:
+            findings += of_records(records)
+            findings += of_policy(policy, records, installation)
+            findings += ties(records)
+    findings += second_cores()
     findings = list(dict.fromkeys(findings))
     environment = _environment(records)
     if as_json:

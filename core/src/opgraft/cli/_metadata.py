@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,16 @@ def _owned_twice(installation: Installation, distributions: Iterable[tuple[Any, 
         names = packages[top]
         if len(names) > 1 and names & ours:
             yield Finding(top, f"package of {' and of '.join(sorted(names))}; one may hide the other")
+
+
+def second_cores() -> Iterator[Finding]:
+    """Find copies of the core that were imported under another name: what registers there is lost."""
+    for name, module in sorted(sys.modules.items()):
+        if name.rpartition(".")[2] == PROJECT and name != PROJECT and hasattr(module, "hookimpl"):
+            message = (
+                f"a second copy of the core, at {getattr(module, '__file__', 'no file')}; nothing here sees its plugins"
+            )
+            yield Finding(name, message)
 
 
 def _files(dist: Any) -> list[str]:

@@ -78,7 +78,13 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def say(text: str = "", *, style: str = "", indent: int = 0) -> None:
-    """Print a line; on a terminal with colour, and wrapped behind its indentation."""
+    """Print a line; on a terminal with colour, and wrapped behind its indentation.
+
+    What a plugin or its metadata says may hold anything; what cannot be printed is escaped.
+    """
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
     if not sys.stdout.isatty():
         sys.stdout.write(f"{' ' * indent}{text}\n")
         return
@@ -92,7 +98,7 @@ def say(text: str = "", *, style: str = "", indent: int = 0) -> None:
 
 def say_json(data: Any) -> None:
     """Print plain data as JSON."""
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
 
 
 def fail(message: str, code: int) -> NoReturn:
