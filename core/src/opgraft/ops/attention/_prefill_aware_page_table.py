@@ -163,7 +163,8 @@ class PrefillAwarePageTable(BaseFusedOp):
     def traffic(self, **arguments: Any) -> int:
         """Count the bytes of one read and one write for each slot in sight."""
         slots = int(self.forward_native(**arguments)[1].sum())
-        return slots * (arguments["req_to_token"].element_size() + 4)
+        table: Tensor = arguments["req_to_token"]
+        return slots * (table.element_size() + 4)
 
     def validate(
         self,
