@@ -100,8 +100,7 @@ class Check:
     @property
     def id(self) -> str:
         """What pytest calls it."""
-        subject = f"{self.op}-{self.kernel}-{self.device}-" if self.op else ""
-        return f"{subject}{self.rule}".replace(" ", "_")
+        return "-".join(filter(None, (self.op, self.kernel, self.device, self.rule))).replace(" ", "_")
 
     def result(self) -> Result:
         """Run the rule and say what became of it."""
