@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,6 @@ def test_b2_a_vendor_that_imports_the_core_in_its_first_line_is_active(tmp_path)
 def test_b2_a_vendor_that_asks_for_backends_while_it_is_imported_hears_why_not(process, site):
     module = site.plugin("acme", "import reentrant; reentrant.ask()\n" + plugin_source("acme"))
     made = process()
-    import types
-
     sys.modules["reentrant"] = types.SimpleNamespace(ask=made.registry.backends)
     try:
         record = made.backends["acme"]
@@ -101,6 +100,23 @@ def test_b2_a_vendor_that_asks_for_backends_while_it_is_imported_hears_why_not(p
         "that on first use instead"
     )
     assert module not in sys.modules
+
+
+def test_b2_a_plugin_that_registers_another_while_it_is_loaded_leaves_nothing_behind(process, site):
+    class Other:
+        @opgraft.hookimpl
+        def opgraft_backend(self):
+            return opgraft.Backend(name="other", platforms=("cpu",))
+
+    made = process()
+    sys.modules["reentrant"] = types.SimpleNamespace(register=lambda: made.registry.register_backend(Other()))
+    site.plugin("acme", "import reentrant; reentrant.register()")
+    try:
+        assert {"acme": "quarantined"} == {name: record.status for name, record in made.backends.items()}
+        made.registry.refresh()
+        assert {"acme"} == made.backends.keys()
+    finally:
+        del sys.modules["reentrant"]
 
 
 def test_b3_every_order_of_imports_gives_the_same_plan(tmp_path):

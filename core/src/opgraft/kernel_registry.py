@@ -286,12 +286,7 @@ class KernelRegistry:
         """Give all that discovery found; it runs at first need."""
         if self._found is not None:
             return self._found
-        if self._discovering == threading.get_ident():
-            raise PluginError(
-                "discovery was re-entered: a plugin calls an op, or asks for the backends, while it is being "
-                "loaded; do that on first use instead"
-            )
-        self.load_catalogue()  # before the lock: a thread that is importing the catalogue needs it to add ops
+        self._refuse_reentry()
         if not self._lock.acquire(timeout=_PATIENCE):
             raise PluginError(f"another thread has been loading plugins for {_PATIENCE:.0f} s")
         try:
@@ -302,6 +297,14 @@ class KernelRegistry:
         finally:
             self._discovering = None
             self._lock.release()
+
+    def _refuse_reentry(self) -> None:
+        if self._discovering == threading.get_ident():
+            raise PluginError(
+                "discovery was re-entered: a plugin calls an op, or asks for the backends, while it is being "
+                "loaded; do that on first use instead"
+            )
+        self.load_catalogue()  # before the lock: a thread that is importing the catalogue needs it to add ops
 
     def hold_while_forking(self) -> None:
         """Let a fork wait for a discovery of another thread, which the child could not finish."""
@@ -376,6 +379,7 @@ class KernelRegistry:
 
         """
         self.load_catalogue()
+        self._refuse_reentry()
         with self._lock:
             new = all(one is not plugin for one in self._extra)
             self._extra += [plugin] if new else []
