@@ -332,3 +332,15 @@ def test_a_parameter_may_have_any_name(name):
     assert (1, 2, 3) == made.bind(1, 2, out=3)
     assert made.fits(ints(1), ints(1), ints(1))
     assert not made.fits(ints(1), ints(2), None)
+
+
+def test_a_caller_buffer_that_overlaps_itself_is_refused_before_any_kernel_runs():
+    from opgraft.ops import attention
+
+    seq_lens = torch.tensor([1, 2, 3])
+    with pytest.raises(ArgumentValueError) as error:
+        attention.clamp_position(seq_lens, out=torch.zeros(1, dtype=torch.int64).expand(3))
+    expected = "out must be memory in which no two elements share a place, got strides (0,)"
+    assert f"attention.clamp_position: {expected}" == str(error.value)
+    one = torch.zeros(1, dtype=torch.int64).expand(1)
+    assert one is attention.clamp_position(seq_lens[:1], out=one)

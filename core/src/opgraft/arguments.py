@@ -231,7 +231,7 @@ class Arguments:
         for buffer in self.writes:
             others = (name for name in self.required + self.optional if name != buffer)
             apart = [f"({name} is None or not _alias({buffer}, {name}))" for name in others]
-            terms.append(f"({buffer} is None or {' and '.join(apart) or True})")
+            terms.append(f"({buffer} is None or {' and '.join([f'0 not in {buffer}.stride()', *apart])})")
         return " and ".join(terms) or "True"
 
     def _misfit(self, name: str, value: torch.Tensor, where: str = "") -> NoReturn:
@@ -240,6 +240,9 @@ class Arguments:
 
     def _check_overlap(self, index: int, buffer: str, values: Values) -> None:
         target = values[index]
+        if any(size > 1 and not stride for size, stride in zip(target.shape, target.stride(), strict=True)):
+            expected = "memory in which no two elements share a place"
+            self._wrong(ArgumentValueError, buffer, expected, f"strides {target.stride()}")
         for other, name in zip(values, self.names, strict=True):
             if isinstance(other, torch.Tensor) and name != buffer and is_alias_of(target, other):
                 (low, high), (start, end) = _span(target), _span(other)
