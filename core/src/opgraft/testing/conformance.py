@@ -26,7 +26,7 @@ from opgraft.kernel_registry import default_registry
 from opgraft.testing import expected_failures
 from opgraft.testing.faults import NotApplicable, Violation
 from opgraft.testing.report import Report, Result
-from opgraft.testing.rule import Installed, Offered, Rule, Scope
+from opgraft.testing.rule import PRESENCE, PRESENCE_SUMMARY, Installed, Offered, Rule, Scope
 from opgraft.testing.rules import RULES
 from opgraft.testing.subject import Subject
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Check", "Options", "Suite", "test_rule"]
 
 LOOPBACK: Final = "loopback"
-_PRESENCE: Final = "device_is_present"
-_PRESENCE_SUMMARY: Final = "A device that the kernel declares is present, so that it can be run."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +187,7 @@ class Suite:
                 message = f"there is no list of expected failures {str(path)!r}"
                 raise expected_failures.ExpectedFailuresError(message)
             return ()
-        names = [_PRESENCE, *(rule.name for rule in RULES)]
+        names = [PRESENCE, *(rule.name for rule in RULES)]
         return expected_failures.read(path, names, self.registry.ops())
 
     # -- what is to be checked ---------------------------------------------------------------
@@ -259,12 +257,7 @@ class Suite:
             raise NotApplicable(absent)
 
         return Check(
-            rule=_PRESENCE,
-            summary=_PRESENCE_SUMMARY,
-            run=run,
-            op=op,
-            kernel=kernel,
-            expected=self._listed(op, _PRESENCE),
+            rule=PRESENCE, summary=PRESENCE_SUMMARY, run=run, op=op, kernel=kernel, expected=self._listed(op, PRESENCE)
         )
 
     def _reachable(self, kernel: KernelSpec) -> bool:

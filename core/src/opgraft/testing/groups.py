@@ -60,7 +60,7 @@ def every_combination(subject: Subject, size: int, *, seed: int = 2) -> Iterator
 
 def boundaries(subject: Subject) -> Iterator[Call]:
     """Give every small size, then those around powers of two and block edges, up and down."""
-    yield from sizes(subject, (4096, 64, 1031, 1, 0, 2049, 3), seed=5)
+    yield from sizes(subject, (1025, 2**16 + 1, 1, 0, 3, 2**17 + 1, 2049, 64), seed=5)
     yield from sizes(subject, range(67), seed=3)
     yield from sizes(subject, BOUNDARY_SIZES, seed=4)
     yield from sizes(subject, range(67, 131), seed=3)

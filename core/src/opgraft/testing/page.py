@@ -6,7 +6,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from opgraft.testing.rule import Scope
+from opgraft.testing.rule import PRESENCE, PRESENCE_SUMMARY, Scope
 from opgraft.testing.rules import RULES
 
 if TYPE_CHECKING:
@@ -120,17 +120,20 @@ def _matrix(report: Report) -> list[str]:
     parts = [f'<div class="scroll"><table><thead><tr><th>Rule</th>{head or "<th></th>"}</tr></thead><tbody>']
     for scope, title in _TITLES.items():
         parts.append(f'<tr><th class="group" colspan="{len(columns) + 1}">{title}</th></tr>')
-        for rule in RULES:
-            if rule.scope is not scope:
-                continue
-            label = f'<td class="rule"><code>{escape(rule.name)}</code><small>{escape(rule.summary)}</small></td>'
+        for name, summary in _rows(scope):
+            label = f'<td class="rule"><code>{escape(name)}</code><small>{escape(summary)}</small></td>'
             if scope is Scope.BACKEND:
-                row = _cell(cells.get(("", "", rule.name), []), span=max(len(columns), 1))
+                row = _cell(cells.get(("", "", name), []), span=max(len(columns), 1))
             else:
-                row = "".join(_cell(cells.get((op, kernel, rule.name), [])) for op, kernel in columns)
+                row = "".join(_cell(cells.get((op, kernel, name), [])) for op, kernel in columns)
             parts.append(f"<tr>{label}{row}</tr>")
     parts.append("</tbody></table></div>")
     return parts
+
+
+def _rows(scope: Scope) -> list[tuple[str, str]]:
+    presence = [(PRESENCE, PRESENCE_SUMMARY)] if scope is Scope.KERNEL else []
+    return [(rule.name, rule.summary) for rule in RULES if rule.scope is scope] + presence
 
 
 def _cell(results: list[Result], span: int = 1) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from opgraft.testing.rule import PRESENCE
+
 __all__ = ["Outcome", "Report", "Result"]
 
 Outcome = Literal["passed", "failed", "skipped", "expected failure", "unexpected pass"]
@@ -162,7 +164,7 @@ def _detail(result: Result) -> Iterator[str]:
         yield from (f"    {line}" for line in rest)
     elif result.outcome == "expected failure":
         yield f"  expected: {result.rule}: {result.message}"
-    elif result.rule == "device_is_present" and result.outcome == "skipped":
+    elif result.rule == PRESENCE and result.outcome == "skipped":
         yield f"  not run: {result.message}"
     for note in result.notes:
         yield f"  note: {result.rule}: {note}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.spec import BackendRecord, KernelSpec
 
-__all__ = ["DEFINED", "Installed", "Offered", "Rule", "Scope", "rule"]
+__all__ = ["DEFINED", "PRESENCE", "PRESENCE_SUMMARY", "Installed", "Offered", "Rule", "Scope", "rule"]
 
 
 class Scope(Enum):
@@ -94,6 +94,11 @@ class Rule:
 
 DEFINED: Final[list[Rule]] = []
 """Every rule that a module has defined; `opgraft.testing.rules` puts them in order."""
+
+
+PRESENCE: Final = "device_is_present"
+PRESENCE_SUMMARY: Final = "A device that the kernel declares is present, so that it can be run."
+"""What is told where no rule on calls can be tried; a failure only where the device is required."""
 
 
 def rule(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from opgraft.testing import judges
+from opgraft.testing.faults import NotApplicable
 from opgraft.testing.rule import rule
 from opgraft.testing.subject import Subject
-from opgraft.testing.survey import BROAD, surveyed
+from opgraft.testing.survey import BROAD, EDGES, surveyed
 
 
 @rule(seconds=2.0)
@@ -18,6 +21,8 @@ def result_has_natives_structure(subject: Subject) -> None:
 def result_has_the_declared_dtype(subject: Subject) -> None:
     """The result has the dtype that the op's format signature states, for every input dtype."""
     surveyed(subject, BROAD, judges.dtype)
+    with contextlib.suppress(NotApplicable):
+        surveyed(subject, EDGES, judges.dtype)
 
 
 @rule(seconds=2.0)
