@@ -318,6 +318,21 @@ def test_the_policy_is_the_same_object_until_something_changes(store):
     assert policy is not made.current()
 
 
+def test_entering_the_same_scope_again_gives_the_same_policy_until_the_process_changes(store):
+    made = store()
+
+    def entered():
+        with made.use(force="cuda", order={"moe.*": ["a"]}), made.use(deny="b") as scoped:
+            return scoped
+
+    first = entered()
+    assert first is entered()
+    made.set(strict=True)
+    assert first is not entered()
+    with made.use(force="hip", order={"moe.*": ["a"]}), made.use(deny="b") as other:
+        assert first is not other
+
+
 def test_a_change_of_the_process_is_seen_inside_a_scope(store):
     made = store()
     with made.use(force="cuda"):
@@ -386,6 +401,7 @@ def test_ten_thousand_scopes_leave_nothing_behind(store):
             pass
     assert not made.any_scope()
     assert 1 == len(made._merged)
+    assert len(made._recent) <= 64
 
 
 def test_an_exported_policy_is_plain_data_and_rules_in_the_process_that_takes_it_over(store, tmp_path):

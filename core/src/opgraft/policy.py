@@ -34,6 +34,9 @@ _LOG: Final = logging.getLogger("opgraft")
 _PREFIX: Final = "OPGRAFT_"
 _CONFIG: Final = "OPGRAFT_CONFIG"
 _FILE: Final = "opgraft.toml"
+_RECENT: Final = 64
+"""Policies of scopes kept, so that what was chosen under one holds when the same is entered again."""
+
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _SELECTOR: Final = re.compile(r"[A-Za-z0-9](?:[\w.-]*)(?:/\w+)?")
 
@@ -276,6 +279,7 @@ class PolicyStore:
         self._scope = ContextVar("opgraft_scope", default=self._process)
         self._scopes: weakref.WeakSet[_Scope] = weakref.WeakSet()
         self._merged: weakref.WeakKeyDictionary[_Scope, Policy] = weakref.WeakKeyDictionary()
+        self._recent: dict[tuple[Any, ...], Policy] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     def current(self) -> Policy:
@@ -287,9 +291,13 @@ class PolicyStore:
         return self._policy(self._process)
 
     def _policy(self, scope: _Scope) -> Policy:
-        merged = self._merged
+        merged, recent = self._merged, self._recent
         if scope not in merged:
-            merged.setdefault(scope, _merge((*scope.layers, dict(self._api), *self._base()[0])))
+            content = tuple(tuple(layer.items()) for layer in scope.layers)
+            if len(recent) >= _RECENT:
+                recent.clear()
+            policy = recent.get(content) or _merge((*scope.layers, dict(self._api), *self._base()[0]))
+            merged.setdefault(scope, recent.setdefault(content, policy))
         return merged[scope]
 
     def _base(self) -> _Outside:
@@ -315,7 +323,7 @@ class PolicyStore:
 
     def _changed(self, *, process: bool = True) -> None:
         if process:
-            self._merged = weakref.WeakKeyDictionary()
+            self._merged, self._recent = weakref.WeakKeyDictionary(), {}
         for callback in tuple(self._callbacks):
             callback()
 
