@@ -1,0 +1,94 @@
+"""The Triton kernel of ``attention.topk_valid_length``."""
+
+# The parameters of a kernel are Triton's values, which have no Python type.
+# mypy: allow-incomplete-defs, allow-untyped-decorators, allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from opgraft_triton_kernels.launcher import Launcher
+
+__all__ = ["topk_valid_length"]
+
+_BLOCK = 1024
+_WARPS = 4
+
+
+@triton.jit(do_not_specialize=["topk_ptr", "out_ptr", "k", "row_stride", "stride", "minimum"])
+def topk_valid_length_kernel(
+    topk_ptr,
+    out_ptr,
+    k: tl.int64,
+    row_stride: tl.int64,
+    stride: tl.int64,
+    minimum: tl.int32,
+    LAST: tl.constexpr,
+    REPAIR: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    row_ptr = topk_ptr + token * row_stride
+    lane = tl.arange(0, BLOCK).to(tl.int64)
+    reached = tl.zeros([BLOCK], tl.int64)
+    for first in range(0, k, BLOCK):
+        place = first + lane
+        entry = tl.load(row_ptr + place * stride, mask=place < k, other=-1)
+        if LAST:
+            reached = tl.where(entry >= 0, place + 1, reached)
+        else:
+            reached += (entry >= 0).to(tl.int64)
+    length = tl.max(reached, 0) if LAST else tl.sum(reached, 0)
+    tl.store(out_ptr + token, tl.maximum(length.to(tl.int32), minimum))
+    if REPAIR and length == 0:
+        tl.store(row_ptr, 0)
+
+
+kernel = Launcher(topk_valid_length_kernel, BLOCK=_BLOCK, num_warps=_WARPS)
+
+
+def topk_valid_length(
+    topk: torch.Tensor, *, rule: str = "last", minimum: int = 1, repair: bool = False
+) -> torch.Tensor:
+    """Count the entries of each row of a selection that a consumer has to read, in one launch.
+
+    Parameters
+    ----------
+    topk
+        [tokens, k], int32 or int64, any stride, any value; mutated with `repair`.
+    rule
+        ``"last"``: up to and with the last valid entry. ``"count"``: the valid entries alone.
+    minimum
+        Least length, 0 or 1.
+    repair
+        Whether to write ``topk[t, 0] = 0`` in rows without a valid entry.
+
+    Returns
+    -------
+    torch.Tensor
+        [tokens], int32.
+
+    Raises
+    ------
+    Nothing of its own.
+
+    Numerics
+    --------
+    Exact.
+
+    Source
+    ------
+    Written from the formula; corresponds to the top-k length reductions beside SGLang's
+    ``prepare_trtllm_nope_sparse_metadata``.
+    """
+    tokens, k = topk.shape
+    if k == 0:
+        return torch.full((tokens,), minimum, dtype=torch.int32, device=topk.device)
+    out = torch.empty((tokens,), dtype=torch.int32, device=topk.device)
+    if tokens != 0:
+        row_stride, stride = topk.stride()
+        grid = (tokens, 1, 1)
+        kernel.launch(grid, topk, out, k, row_stride, stride, minimum, rule == "last", repair)
+    return out
