@@ -349,7 +349,8 @@ class BaseFusedOp(nn.Module):
     def publish(cls, registry: KernelRegistry) -> Handle:
         """Register an instance of this class; plugins' ops come in by this."""
         known = registry.known_handle(cls.op)
-        return known if known and type(known.op) is cls else _register(cls(), registry, cls.own_specs())
+        op = known.op if known and type(known.op) is cls else cls()
+        return _register(op, registry, cls.own_specs())
 
     @staticmethod
     def register_oot_forward(op_cls: type[BaseFusedOp] | str, fn: Callable[..., Any], platform_key: str) -> None:

@@ -67,6 +67,7 @@ class KernelRegistry:
         self._lock = threading.RLock()
         self._catalogue, self._path = catalogue, path
         self._handles: dict[str, Handle] = {}
+        self._former: dict[str, Handle] = {}
         self._kept: set[Handle] = set()
         self._specs: dict[str, list[KernelSpec]] = {}
         self._oot: dict[tuple[str | type, str], Callable[..., Any]] = {}
@@ -172,8 +173,8 @@ class KernelRegistry:
         return self._handles[op_id]
 
     def known_handle(self, op_id: str) -> Handle | None:
-        """Give the handle of an id that is in use already."""
-        return self._handles.get(op_id)
+        """Give the handle of an id that is in use, or was: callers may hold it still."""
+        return self._handles.get(op_id) or self._former.get(op_id)
 
     def load_catalogue(self) -> None:
         """Import the ops that ship with the core."""
@@ -323,11 +324,14 @@ class KernelRegistry:
             for fault in record.faults:
                 if self.tell_once(record.name, fault):
                     LOGGER.warning("backend %r (%s) %s", record.name, record.owner or record.entry_point, fault)
-        for gone in self._plugin_ops - {op_class.op for op_class in found.ops}:
-            del self._handles[gone]
+        offered = {op_class.op: op_class for op_class in found.ops}
+        for op_id in self._plugin_ops:
+            if type(self._handles[op_id].op) is not offered.get(op_id):
+                self._specs[op_id] = [spec for spec in self._specs[op_id] if spec.backend != OWN]
+                self._former[op_id] = self._handles.pop(op_id)
         for op_class in found.ops:
             op_class.publish(self)
-        self._plugin_ops = frozenset(op_class.op for op_class in found.ops)
+        self._plugin_ops = frozenset(offered)
         self._tell_orphans()
         return found
 

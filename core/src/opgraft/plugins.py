@@ -102,6 +102,7 @@ def _asked(record: BackendRecord, detector: Detector, manager: _Hooks) -> Backen
             raise PluginError(f"its hook opgraft_ops gave {op!r}, which is no class of an op")
         check_op_id(op.op)
         op.signature()
+        op()  # one that cannot be built is this plugin's fault, not that of whoever asks for the ops
     probed = manager.answer("opgraft_probe", Available, Unavailable)
     reason = _count(backend, detector) if probed is None else getattr(probed, "reason", "")
     status: Status = "inactive" if reason else "active"
