@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,7 +39,6 @@ def lasting() -> dict[str, Any]:
         "the current stream": _current_stream(),
         "torch's functions": _torch_functions(),
         "the working folder": os.getcwd(),  # noqa: PTH109 - compared as text
-        "the recursion limit": sys.getrecursionlimit(),
     }
 
 
