@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from opgraft.cli._timing import graph_microseconds, host_microseconds
 
 import opgraft
+from opgraft.cli._timing import graph_microseconds, host_microseconds
 
 DEVICE = torch.device("cuda")
 ROWS = ((1, 131072), (8, 131072), (64, 32768), (256, 8192), (512, 4096))
