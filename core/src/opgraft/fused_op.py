@@ -31,7 +31,6 @@ from opgraft.spec import (
     Tolerance,
     check_op_id,
 )
-from opgraft.torch_ops import define
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -376,11 +375,8 @@ for _kind in ("forward", "forward_pre", "backward", "full_backward", "full_backw
 def _register(op: BaseFusedOp, registry: KernelRegistry, specs: tuple[KernelSpec, ...]) -> Handle:
     handle = registry.known_handle(op.op) or Handle(op, registry)
     registry.add(handle, specs)
-    handle.bind(op)
-    if registry is default_registry():
-        define(op, handle)
-    else:
-        op.attach(registry)
+    handle.bind(op.attach(registry))
+    registry.define(handle)
     return handle
 
 

@@ -45,6 +45,8 @@ class KernelRegistry:
         Tells what the user wants.
     catalogue
         Module whose import adds the ops that ship with the core.
+    operators
+        Module whose ``define`` shows each op to torch.
     path
         Where plugins' metadata is looked for; None is ``sys.path``.
 
@@ -56,6 +58,7 @@ class KernelRegistry:
         detector: Detector | None = None,
         policy: PolicyStore | None = None,
         catalogue: str = "",
+        operators: str = "",
         path: Sequence[str] | None = None,
     ) -> None:
         self.detector = detector or Detector()
@@ -65,7 +68,7 @@ class KernelRegistry:
         self.traces: tuple[Trace, ...] = ()
         self.process_trace = Trace()
         self._lock = threading.RLock()
-        self._catalogue, self._path = catalogue, path
+        self._catalogue, self._operators, self._path = catalogue, operators, path
         self._handles: dict[str, Handle] = {}
         self._former: dict[str, Handle] = {}
         self._kept: set[Handle] = set()
@@ -155,6 +158,11 @@ class KernelRegistry:
             self._specs[op_id] = [*specs, *others]
             self._handles[op_id] = handle
             self.changed()
+
+    def define(self, handle: Handle) -> None:
+        """Show an op to torch as an operator."""
+        if self._operators:
+            importlib.import_module(self._operators).define(handle.op, handle)
 
     def handle(self, op_id: str) -> Handle:
         """Give an op's handle.
@@ -444,6 +452,6 @@ class KernelRegistry:
 @functools.lru_cache(maxsize=1)
 def default_registry() -> KernelRegistry:
     """Give the process's registry; it discovers nothing until something is asked of it."""
-    registry = KernelRegistry(catalogue="opgraft.ops")
+    registry = KernelRegistry(catalogue="opgraft.ops", operators="opgraft.torch_ops")
     registry.hold_while_forking()
     return registry
