@@ -10,7 +10,7 @@ import torch
 from simulated import registry_on
 
 import opgraft
-from opgraft import ANY, BaseFusedOp, KernelBackend
+from opgraft import BaseFusedOp
 from opgraft.compat import MultiPlatformOp
 
 X = torch.tensor([1.0])
@@ -80,35 +80,3 @@ def test_118_ops_of_the_catalogue_do_not_have_the_alias_among_their_bases():
 
     assert ops
     assert not [op for op in ops if isinstance(op, MultiPlatformOp)]
-
-
-def test_overriding_forward_is_a_warning_at_the_authors_line():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-
-        class Legacy(MultiPlatformOp):
-            def forward(self, x):
-                return "own"
-
-    told = [(str(one.message), one.filename) for one in caught if one.category is UserWarning]
-    assert [("Legacy overrides forward; no kernel will be chosen for it", __file__)] == told
-    assert "own" == Legacy()(X)
-
-
-def test_eligibility_decides_for_each_call_and_never_bypasses_capabilities():
-    asked = []
-
-    def backend_eligible(self, backend, x):
-        asked.append(backend)
-        return len(x) > 1
-
-    op = legacy(
-        capabilities={KernelBackend.TRITON: ANY, KernelBackend.JIT: opgraft.CapabilityRequirement.CUDA},
-        forward_native=lambda self, x: "native",
-        forward_triton=lambda self, x: "triton",
-        forward_jit=lambda self, x: "jit",
-        backend_eligible=backend_eligible,
-    )().attach(registry_on())
-
-    assert ("native", "triton") == (op(X), op(torch.ones(2)))
-    assert ["triton", "triton"] == asked

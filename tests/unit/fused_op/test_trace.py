@@ -186,32 +186,3 @@ def test_105_threads_may_trace_at_once():
             thread.join()
 
     assert (800, 800) == (len(trace), trace.summary()[0]["calls"])
-
-
-def test_traces_nest_and_each_records_for_itself():
-    op = Scale().attach(registry_on())
-
-    with op.registry.tracing(Trace()) as outer:
-        op(X)
-        with op.registry.tracing(Trace()) as inner:
-            op(X)
-        op(X)
-
-    assert (3, 1, ()) == (len(outer), len(inner), op.registry.traces)
-
-
-def test_the_summary_counts_and_prints_as_a_table_and_as_json():
-    trace = Trace()
-    for _ in range(12):
-        trace.add(TraceRecord(op="attention.clamp_position", kernel="cuda/triton", tensors=("torch.int32[64]",)))
-    trace.add(TraceRecord(op="a.b", kernel="native", tensors=("torch.int32[1]", "torch.int64[1]")))
-
-    assert (
-        "calls  op                        kernel       tensors\n"
-        "12     attention.clamp_position  cuda/triton  torch.int32[64]\n"
-        "1      a.b                       native       torch.int32[1], torch.int64[1]"
-    ) == str(trace)
-    assert (
-        '[{"op": "attention.clamp_position", "kernel": "cuda/triton", "tensors": ["torch.int32[64]"], "calls": 12}, '
-        '{"op": "a.b", "kernel": "native", "tensors": ["torch.int32[1]", "torch.int64[1]"], "calls": 1}]'
-    ) == trace.to_json()
