@@ -142,8 +142,10 @@ def test_a_selection_of_any_shape_is_compacted(rows, columns):
     generator = torch.Generator().manual_seed(rows)
     indices = torch.randint(-3, 9, (rows, columns), generator=generator, dtype=torch.int32)
     places = torch.nn.functional.pad((indices >= 0).sum(1).cumsum(0) + 2, (1, 0), value=2)
-    for arguments in ({}, {"indptr": places}):
-        same_as_native("compact_valid_indices", {"indices": indices, **arguments})
+    same_as_native("compact_valid_indices", {"indices": indices})
+    # In the interpreter every row costs its time; these need many programs, those do not.
+    if rows < 100:
+        same_as_native("compact_valid_indices", {"indices": indices, "indptr": places})
         for size in (0, rows * columns // 2, rows * columns + 9):
             out = torch.full((size,), index_cases.CANARY)
             check(attention.compact_valid_indices, "compact_valid_indices", {"indices": indices, "out": out})
@@ -154,7 +156,7 @@ def test_a_selection_of_any_shape_is_compacted(rows, columns):
 @pytest.mark.parametrize("requests", [1, 511, 512, 513, 1030])
 def test_a_query_finds_its_request_among_any_number(requests):
     generator = torch.Generator().manual_seed(requests)
-    queries = torch.randint(0, 2, (requests,), generator=generator)
+    queries = (torch.randint(0, 32, (requests,), generator=generator) == 0).long()
     cu_q = torch.nn.functional.pad(queries.cumsum(0), (1, 0))
     tokens = int(cu_q[-1]) + 2
     topk = torch.randint(-1, 9, (tokens, 3), generator=generator)
@@ -173,19 +175,27 @@ def test_a_table_may_be_wider_than_an_index(columns, page_size, dtype):
     same_as_native("topk_to_slots", {"table": table, "topk": topk, "page_size": page_size})
 
 
+# The interpreter takes an int as 64-bit only where 32 bit cannot hold it, whatever the kernel declares: a product with
+# a smaller stride may wrap round there that does not on a device.
+FAR = 2**31
+
+
 @interpreted
 @of("topk_to_slots")
 def test_slots_beyond_32_bit_addresses_are_read():
     table = spread_out(torch.arange(900, dtype=torch.int32).view(3, 300))
     topk = torch.arange(-1, 299, dtype=torch.int32).repeat(3, 1)
     same_as_native("topk_to_slots", {"table": table, "topk": topk})
-    same_as_native("topk_to_slots", {"table": table, "topk": topk, "cu_q": torch.tensor([0, 1, 1, 3])})
+    far = spread_out(torch.arange(900, dtype=torch.int32).view(2, 450))
+    assert far.stride(0) > FAR
+    same_as_native("topk_to_slots", {"table": far, "topk": topk, "cu_q": torch.tensor([0, 1, 3])})
 
 
 @interpreted
 @pytest.mark.parametrize("name", [name for name in NAMES if name in ("compact_valid_indices", "topk_to_slots_dcp")])
 def test_selections_beyond_32_bit_addresses_are_read(name):
-    selection = spread_out(torch.arange(-100, 800, dtype=torch.int32).view(3, 300))
+    selection = spread_out(torch.arange(-100, 800, dtype=torch.int32).view(2, 450))
+    assert selection.stride(0) > FAR
     options = {"indices": selection} if name == "compact_valid_indices" else {"slots": selection}
     options |= {} if name == "compact_valid_indices" else {"world_size": 3, "rank": 1}
     same_as_native(name, options)
