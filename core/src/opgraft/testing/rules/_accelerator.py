@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -90,28 +91,35 @@ def nothing_waits_for_the_device(subject: Subject) -> None:
         except (Declined, NotApplicable):
             continue
         module.synchronize()
-        module.set_sync_debug_mode("error")
         try:
-            subject.invoke(DIRECT, call, arguments)
+            with _waiting_is_an_error(module):
+                subject.invoke(DIRECT, call, arguments)
         except Violation as violation:
-            module.set_sync_debug_mode("default")
             if _native_waits(subject, module, call):
                 continue
             raise Violation(violation.what, call, DIRECT) from violation
-        finally:
-            module.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def _waiting_is_an_error(module: Any) -> Iterator[None]:
+    """Let torch raise where the host waits for the device."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says each time that the mode is a prototype
+            module.set_sync_debug_mode("error")
+        yield
+    finally:
+        module.set_sync_debug_mode("default")
 
 
 def _native_waits(subject: Subject, module: Any, call: Call) -> bool:
     arguments, _ = subject.prepare(call)
     args, kwargs = subject.split(arguments)
-    module.set_sync_debug_mode("error")
     try:
-        subject.op.forward_native(*args, **kwargs)
+        with _waiting_is_an_error(module):
+            subject.op.forward_native(*args, **kwargs)
     except RuntimeError:
         return True
-    finally:
-        module.set_sync_debug_mode("default")
     return False
 
 
@@ -131,6 +139,7 @@ def graph_can_be_captured_and_replayed(subject: Subject) -> None:
         if any(new[name].memory.shape != one.memory.shape for name, one in placed.items()):
             continue
         for route in (DIRECT, HANDLE) if subject.handle is not None else (DIRECT,):
+            subject.observe(call, route)  # what is chosen and compiled at the first call is there then
             result = _captured(subject, module, call, arguments, route)
             if result is _NOT_CAPTURED:
                 break
