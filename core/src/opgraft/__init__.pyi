@@ -1,6 +1,10 @@
-"""The public names, for type checkers; ``__init__.py`` resolves them when they are used."""
+# The public names, for type checkers; __init__.py resolves them when they are used.
 
-from opgraft import compat as compat, host as host, ops as ops, testing as testing, torch_ops as torch_ops
+from opgraft import compat as compat
+from opgraft import host as host
+from opgraft import ops as ops
+from opgraft import testing as testing
+from opgraft import torch_ops as torch_ops
 from opgraft.api import apply_policy as apply_policy
 from opgraft.api import backends as backends
 from opgraft.api import explain as explain
@@ -52,4 +56,3 @@ from opgraft.spec import Tolerance as Tolerance
 from opgraft.spec import Unavailable as Unavailable
 
 __version__: str
-__all__: list[str]

@@ -163,7 +163,8 @@ def _arguments(op: BaseFusedOp, size: int, device: torch.device, dtype: str) -> 
             fail(f"{name} must be {' or '.join(allowed)}, got {dtype!r}{nearest(dtype, allowed)}", USAGE)
         dtypes[name] = getattr(torch, dtype if dtype in allowed else allowed[0])
     generator = torch.Generator().manual_seed(_SEED)
-    drawn: dict[str, Any] = op.sample(size, dtypes=dtypes, generator=generator)
+    sample: Callable[..., dict[str, Any]] = getattr(op, "sample")  # noqa: B009 - an op need not define it
+    drawn = sample(size, dtypes=dtypes, generator=generator)
     return {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in drawn.items()}
 
 
@@ -183,8 +184,9 @@ def _traffic(op: BaseFusedOp, given: dict[str, Any], outputs: tuple[Any, ...]) -
     """Count the bytes that a call reads and writes at the least; the op says where it does not read all."""
     import torch
 
-    if hasattr(op, "traffic"):
-        return int(op.traffic(**given))
+    traffic: Callable[..., int] | None = getattr(op, "traffic", None)
+    if traffic is not None:
+        return traffic(**given)
     tensors = [one for one in (*given.values(), *outputs) if isinstance(one, torch.Tensor)]
     return sum(one.numel() * one.element_size() for one in tensors)
 
