@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from opgraft.kernel_registry import KernelRegistry
     from opgraft.policy import Policy
 
+_dispatch_modes: Final[Callable[[], int]] = vars(torch._C)["_len_torch_dispatch_stack"]  # noqa: SLF001
+_transform: Final[Callable[[], object]] = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
+"""Modes and functorch transforms at work, whose tensors have no memory; torch has no public reader of either."""
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
 _SCALARS: Final = (int, float, bool, str)
 
@@ -130,11 +133,10 @@ class Dispatcher:
         return self._key(values, routed=False)
 
     def _key(self, values: Values, *, routed: bool) -> tuple[Any, ...] | None:
-        if not routed and (torch._C._len_torch_dispatch_stack() or _transformed()):  # noqa: SLF001 - no public reader
+        if not routed and (_dispatch_modes() or _transform() is not None):
             return None
-        recording = torch.is_grad_enabled()
-        trained = self.op.parameters() if recording and self.op.has_state() else ()
-        device, needs_grad = None, any(one.requires_grad for one in trained)
+        recording, device = torch.is_grad_enabled(), None
+        needs_grad = recording and self.op.has_state() and any(one.requires_grad for one in self.op.parameters())
         parts: list[Any] = []
         for value, default in zip(values, self.arguments.defaults, strict=True):
             kind = type(value)
@@ -155,7 +157,7 @@ class Dispatcher:
     def _route(self, values: Values, selector: str | None) -> Any:
         """Let torch's dispatcher see a call on fake tensors and other subclasses; vmap and the like see native."""
         args, kwargs = self.arguments.split(values)
-        if self.op.torch_function is None or _transformed():
+        if self.op.torch_function is None or _transform() is not None:
             return self.op.forward_native(*args, **kwargs)
         return self.op.torch_function(*args, **kwargs, backend=selector)
 
@@ -343,11 +345,6 @@ class Dispatcher:
         named = (selector or "").partition("/")[0]
         error.__cause__ = next((one.error for one in self.registry.backends() if one.name == named), None)
         return error
-
-
-def _transformed() -> bool:
-    """Say whether vmap, grad, jvp or another functorch transform is at work, whose tensors have no memory."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public reader
 
 
 def _late(spec: KernelSpec) -> Callable[..., Any]:
