@@ -422,10 +422,10 @@ class KernelRegistry:
         names = {record.name for record in self.backends()} | {OWN, "native"}
         names |= {spec.backend for specs in self._specs.values() for spec in specs}
         built = set(KernelBackend.names())
-        first, _, second = word.partition("/")
+        first, _, second = str(word).partition("/")
         if word in names | built or (second and first in names and second in built | {spec.platform for spec in own}):
             return ""
-        return f"unknown selector {word!r}{nearest(word, names | built)}"
+        return f"unknown selector {word!r}{nearest(str(word), names | built)}"
 
     def check_force(self, word: str, own: Iterable[KernelSpec]) -> None:
         """Refuse a forced selector that nothing in the process offers.

@@ -97,8 +97,8 @@ def test_053_a_word_that_nobody_knows_is_an_error_with_the_nearest(op):
     assert isinstance(caught.value, LookupError)
 
 
-@pytest.mark.parametrize("word", ["there/tritn", "nobody/jit", "op/vulkan", "/jit", "op/", ""])
-def test_053_half_a_selector_that_nobody_knows_is_an_error_too(op, word):
+@pytest.mark.parametrize("word", ["there/tritn", "nobody/jit", "op/vulkan", "/jit", "op/", "", 3, True])
+def test_053_half_a_selector_or_none_at_all_is_an_error_too(op, word):
     offer(op.registry, op.op, lambda x: "there")
 
     with pytest.raises(UnknownSelectorError, match=f"^unknown selector {re.escape(repr(word))}"):
