@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from opgraft.hardware import Detector, DeviceFacts
@@ -10,6 +11,8 @@ from opgraft.policy import PolicyStore
 from opgraft.spec import KernelSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
 
@@ -54,13 +57,25 @@ class BrokenDetector(Detector):
         raise AssertionError("asked for a count")
 
 
-def registry_on(platform: str = "cpu", arch: str = "", *, amx: bool = False, **environ: str) -> KernelRegistry:
+def registry_on(
+    platform: str = "cpu", arch: str = "", *, amx: bool = False, operators: str = "", **environ: str
+) -> KernelRegistry:
     """Build a registry without plugins, on which CPU tensors are on `platform`; `environ` is its environment."""
     return KernelRegistry(
         detector=SimulatedDetector(platform, arch, amx=amx),
         policy=PolicyStore(environ=environ, folder="/nonexistent"),
+        operators=operators,
         path=[],
     )
+
+
+@contextlib.contextmanager
+def unchanged(registry: KernelRegistry) -> Iterator[KernelRegistry]:
+    """Take back what is added to a registry that outlives the tests."""
+    handles, specs = dict(registry._handles), {op_id: [*specs] for op_id, specs in registry._specs.items()}
+    yield registry
+    registry._handles, registry._specs = handles, specs
+    registry.changed()
 
 
 def offer(registry: KernelRegistry, op: str, target: Any, **fields: Any) -> KernelSpec:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from simulated import unchanged
 from torch import nn
 
 import opgraft
@@ -35,7 +36,11 @@ class Loose(BaseFusedOp):
         return "jit"
 
 
-opgraft.register_fused_op(Loose(), __name__, "loose")
+@pytest.fixture(scope="module", autouse=True)
+def _loose():
+    with unchanged(opgraft.registry):
+        opgraft.register_fused_op(Loose(), __name__, "loose")
+        yield
 
 
 def test_an_op_by_its_id_is_the_function_of_the_catalogue():

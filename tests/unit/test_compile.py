@@ -8,11 +8,11 @@ from simulated import offer, registry_on
 from torch import Tensor, nn
 
 import opgraft
-from opgraft import ANY, BaseFusedOp, FormatSignature, KernelBackend, register_fused_op
+from opgraft import ANY, BaseFusedOp, FormatSignature, KernelBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch's compiler
 
-CATALOGUE = opgraft.registry.ops()
+CATALOGUE = [f"attention.{name}" for name in opgraft.ops.attention.__all__]
 X = torch.tensor([3, 0, 5], dtype=torch.int32)
 
 
@@ -204,8 +204,8 @@ class Chosen(BaseFusedOp):
         return x.detach() * 3
 
 
-register_fused_op(Chosen(), __name__, "chosen")
-CHOSEN = opgraft.op(Chosen.op)
+REGISTRY = registry_on(operators="opgraft.torch_ops")
+CHOSEN = Chosen.publish(REGISTRY).function
 Y = torch.ones(2)
 
 
@@ -214,16 +214,12 @@ class TestChoice:
         compiled = torch.compile(lambda x: CHOSEN(x) + 0, backend="aot_eager", fullgraph=True)
         results = [compiled(Y)[0].item()]
 
-        with opgraft.use(force="native"):
+        with REGISTRY.policy.use(force="native"):
             results.append(compiled(Y)[0].item())
         CHOSEN.op.pin("native")
         results.append(compiled(Y)[0].item())
         CHOSEN.op.unpin()
-        opgraft.registry.register(
-            opgraft.KernelSpec(
-                op=Chosen.op, backend="late", kernel_backend="jit", target=lambda x: x * 5, dtypes=("float64",)
-            )
-        )
+        offer(REGISTRY, Chosen.op, lambda x: x * 5, dtypes=("float64",))
         results.append(compiled(Y)[0].item())
 
         assert [3.0, 2.0, 2.0, 3.0] == results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import logging
@@ -366,6 +367,24 @@ class TestScopes:
             results.append(first(function(X)))
 
         assert [2, 3] == results
+
+    def test_tasks_with_scopes_of_their_own_do_not_meet(self, function):
+        policy = function.op.registry.policy
+
+        async def results(word):
+            found = set()
+            for _ in range(5):
+                with policy.use(force=word):
+                    found.add(first(function(X)))
+                    await asyncio.sleep(0)
+                    found.add(first(function(X)))
+                await asyncio.sleep(0)
+            return found
+
+        async def gathered():
+            return await asyncio.gather(*(results(word) for word in ("there", "auto", "native", "there")))
+
+        assert [{3}, {2}, {2}, {3}] == asyncio.run(gathered())
 
     def test_a_scope_restores_on_an_exception(self, function):
         with pytest.raises(ZeroDivisionError), function.op.registry.policy.use(force="there"):

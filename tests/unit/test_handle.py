@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
 import pydoc
@@ -12,7 +13,7 @@ import threading
 
 import pytest
 import torch
-from simulated import offer, registry_on
+from simulated import offer, registry_on, unchanged
 from torch import Tensor, nn
 
 import opgraft
@@ -43,6 +44,12 @@ def registry():
 @pytest.fixture
 def function(registry):
     return registry.handle(Twice.op).function
+
+
+@pytest.fixture
+def process_registry():
+    with unchanged(opgraft.registry) as registry:
+        yield registry
 
 
 def first(result):
@@ -407,7 +414,9 @@ class TestReplacement:
         assert registry.handle(Twice.op) is Twice.publish(registry)
         assert op is function.op
 
-    def test_a_reloaded_module_of_ops_reaches_callers_that_hold_the_old_function(self, tmp_path, monkeypatch):
+    def test_a_reloaded_module_of_ops_reaches_callers_that_hold_the_old_function(
+        self, tmp_path, monkeypatch, process_registry
+    ):
         source = """
             from __future__ import annotations
             from torch import Tensor
@@ -431,8 +440,6 @@ class TestReplacement:
         assert [2, 2, 2] == [first(function(X)), first(function(X)), first(compiled(X))]
 
         path.write_text(textwrap.dedent(source).replace("FACTOR", "30"))
-        import importlib
-
         importlib.reload(module)
 
         assert function is module.scaled

@@ -6,12 +6,14 @@ import importlib
 
 import pytest
 import torch
+from simulated import registry_on
 from torch import Tensor
 
 import opgraft
 import opgraft.ops
-from opgraft import BaseFusedOp, FormatSignature, register_fused_op, torch_ops
+from opgraft import BaseFusedOp, FormatSignature, torch_ops
 
+REGISTRY = registry_on(operators="opgraft.torch_ops")
 X = torch.tensor([3, 1, 2], dtype=torch.int32)
 ANY_FLOAT = ("float32", "float64")
 
@@ -21,10 +23,9 @@ def schema(name):
     return {overload: str(getattr(packet, overload)._schema) for overload in packet.overloads()}
 
 
-def registered(op_class, name):
-    """Define an op of the process once, whatever runs first."""
-    register_fused_op(op_class(), __name__, name)
-    return opgraft.op(op_class.op)
+def registered(op_class):
+    """Define an op in a registry that torch knows; the process's own stays as it is."""
+    return op_class.publish(REGISTRY).function
 
 
 def compiled(function):
@@ -82,9 +83,7 @@ class Pair(BaseFusedOp):
         return x.sin(), x.argsort()
 
 
-SORTED, HALVED, SCALED, JOINED, PAIR = (
-    registered(one, one.__name__.lower()) for one in (Sorted, Halved, Scaled, Joined, Pair)
-)
+SORTED, HALVED, SCALED, JOINED, PAIR = (registered(one) for one in (Sorted, Halved, Scaled, Joined, Pair))
 
 
 class TestSchemas:
@@ -249,5 +248,5 @@ def test_a_reload_of_the_module_defines_nothing_twice_and_loses_nothing():
     assert before is torch_ops._library
     assert function is opgraft.ops.attention.clamp_position
     assert [2, 0, 1] == torch.ops.opgraft.attention_clamp_position(X).tolist()
-    registered(type("Late", (BaseFusedOp,), {"op": "torchops.late", "forward_native": Halved.forward_native}), "late")
+    registered(type("Late", (BaseFusedOp,), {"op": "torchops.late", "forward_native": Halved.forward_native}))
     assert "default" in torch.ops.opgraft.torchops_late.overloads()
