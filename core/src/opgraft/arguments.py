@@ -38,14 +38,11 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     return [one for one in held if isinstance(one, torch.Tensor)]  # type: ignore[attr-defined]
 
 
-class _Name:
+class _Name(str):
     """Stands for a default in generated source."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 class Arguments:

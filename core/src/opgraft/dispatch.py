@@ -108,7 +108,7 @@ class Dispatcher:
             True inside the torch operator, where nothing is routed to it again.
 
         """
-        key = self._key(values, routed=routed)
+        key = self.key(values, routed=routed)
         if key is None:
             return self._route(values, selector)
         policy = self.registry.policy.current()
@@ -128,11 +128,8 @@ class Dispatcher:
             found = known[selector, key] = self._choose(key, values, selector, policy)
         return found
 
-    def key(self, values: Values) -> tuple[Any, ...] | None:
+    def key(self, values: Values, *, routed: bool = False) -> tuple[Any, ...] | None:
         """Give all that a choice depends on, or None where torch.ops has to take the call."""
-        return self._key(values, routed=False)
-
-    def _key(self, values: Values, *, routed: bool) -> tuple[Any, ...] | None:
         if not routed and (_dispatch_modes() or _transform() is not None):
             return None
         recording, device = torch.is_grad_enabled(), None
@@ -280,7 +277,7 @@ class Dispatcher:
         """Give the selection for a real call, per-call refusals included; runs nothing."""
         self.arguments.check_format(values)
         selector = self.op.pinned if selector in {None, "auto"} else selector
-        key = self._key(values, routed=True) or ()
+        key = self.key(values, routed=True) or ()
         selection = self._selection(key, values, selector, self.registry.policy.current())
         args, kwargs = self.checked(values)
         refusals = {spec: self.runner(spec).refusal(args, kwargs) for spec in selection.runners}
