@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 import pickle
@@ -77,6 +78,18 @@ class TestTheFunction:
         assert CLAMP is pickle.loads(pickle.dumps(CLAMP))
         assert CLAMP is copy.deepcopy(CLAMP)
         assert CLAMP is opgraft.op("attention.clamp_position")
+
+    def test_a_function_that_wraps_it_is_not_taken_for_it_inside_a_graph(self):
+        @functools.wraps(CLAMP)
+        def later(*args, **kwargs):
+            return CLAMP(*args, **kwargs) + 100
+
+        compiled = torch.compile(lambda x: later(x) * 1, backend="eager", fullgraph=True)
+
+        assert [100, 101] == later(X).tolist() == compiled(X).tolist()
+        assert (CLAMP.op, "_torchdynamo_inline" in vars(CLAMP)) == (later.op, True)
+        assert not [name for name in vars(later) if name.startswith("_torchdynamo")]
+        assert "op" in dir(CLAMP)
 
     def test_its_op_is_the_op(self, function):
         assert isinstance(function.op, Twice)

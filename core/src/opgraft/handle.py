@@ -8,7 +8,7 @@ registration, a policy, a scope, a trace, a hook. ``docs/call-path.md`` tells th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -31,6 +31,20 @@ class OpFunction(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the best kernel; takes the op's parameters and ``backend``."""
+
+
+class _Attributes(dict[str, Any]):
+    """Attributes of a function that shows only those that ``functools.wraps`` may copy to another one.
+
+    A wrapper with the others would be taken for the function inside a graph, and its own body left out.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if not name.startswith("_torchdynamo"))
+
+    def keys(self) -> list[str]:  # type: ignore[override]
+        """List the same."""
+        return [*self]
 
 
 class Handle:
@@ -78,8 +92,8 @@ class Handle:
         function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
         function.__module__, function.__qualname__, function.op = "opgraft.ops", op.op, op
         # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
-        vars(function).update(_torchdynamo_inline=self.traced, _torchdynamo_orig_callable=self.traced)
-        vars(function).update(_torchdynamo_wrapper_id=id(function))
+        shown = {"_torchdynamo_inline": self.traced, "_torchdynamo_orig_callable": self.traced}
+        function.__dict__ = _Attributes({**vars(function), **shown, "_torchdynamo_wrapper_id": id(function)})
         self.function: OpFunction = function
         self.drop()
 
