@@ -192,6 +192,23 @@ class TestOpaque:
         assert ([3, 1, 5], [2, 0, 4]) == (compiled(X, out).tolist(), out.tolist())
 
 
+class TestTransforms:
+    @pytest.mark.parametrize("function", [CLAMP, CLAMP.op])
+    def test_vmap_inside_a_graph_gives_what_it_gives_outside(self, function):
+        batch = torch.stack([X, X + 1])
+        compiled = torch.compile(lambda x: torch.vmap(function)(x), backend="eager", fullgraph=True)  # noqa: PLW0108
+
+        assert [[2, 0, 4], [3, 0, 5]] == torch.vmap(function)(batch).tolist() == compiled(batch).tolist()
+
+    def test_a_gradient_taken_inside_a_graph_passes_the_positions_by(self):
+        def gradient(x, y):
+            return torch.func.grad(lambda y: (y * CLAMP(x)).sum())(y)
+
+        compiled = torch.compile(gradient, backend="eager", fullgraph=True)
+
+        assert [2.0, 0.0, 4.0] == gradient(X, torch.ones(3)).tolist() == compiled(X, torch.ones(3)).tolist()
+
+
 class Chosen(BaseFusedOp):
     op = "compiled.chosen"
     format_signature = FormatSignature(supported_dtypes=("float32",), output_dtype="like:x")

@@ -92,7 +92,8 @@ class Handle:
         function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
         function.__module__, function.__qualname__, function.op = "opgraft.ops", op.op, op
         # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
-        shown = {"_torchdynamo_inline": self.traced, "_torchdynamo_orig_callable": self.traced}
+        traced: Any = lambda *args, **kwargs: self._traced(*args, **kwargs)  # noqa: E731, PLW0108 - torch wants a function
+        shown = {"_torchdynamo_inline": traced, "_torchdynamo_orig_callable": traced}
         function.__dict__ = _Attributes({**vars(function), **shown, "_torchdynamo_wrapper_id": id(function)})
         self.function: OpFunction = function
         self.drop()
@@ -110,7 +111,7 @@ class Handle:
         """Say whether the module itself has to take the call."""
         return self.op.has_hooks() or (self.op.is_torch_compile and selector is None)
 
-    def traced(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    def _traced(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         """Stand for the function inside a graph."""
         operator = None if self._whole(backend) else self.op.torch_function
         return (operator or self.op)(*args, backend=backend, **kwargs)
