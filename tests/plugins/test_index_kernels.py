@@ -90,7 +90,7 @@ def test_a_kernel_equals_the_model_on_edge_cases_in_other_layouts(name, layout):
 @every_op
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_kernel_equals_the_model_on_random_cases(name, layout):
-    for seed in range(25):
+    for seed in range(12):
         check(kernel(name), name, index_cases.random_case(name, seed), layout=layout)
 
 
@@ -99,7 +99,7 @@ def test_a_kernel_equals_the_model_on_random_cases(name, layout):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_kernel_equals_native_on_samples(name, dtype):
     dtypes = dict.fromkeys(index_cases.OPS[name].format_signature.supported_dtypes, dtype)
-    for size in (0, 1, 2, 3, 127, 128, 129, 2048, 5000):
+    for size in (0, 1, 2, 3, 127, 128, 129, 2048):
         same_as_native(name, index_cases.sample(name, size, dtypes, seed=size))
 
 
