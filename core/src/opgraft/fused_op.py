@@ -102,7 +102,9 @@ class BaseFusedOp(nn.Module):
         cls._check_forward()
         if cls.op:
             check_op_id(cls.op)
-        cls.priority = tuple(KernelBackend(name) for name in cls.priority)
+        cls.priority, cls.differentiable = (
+            tuple(map(KernelBackend, one)) for one in (cls.priority, cls.differentiable)
+        )
         cls.capabilities = {
             KernelBackend(name): capability_set(declared, f"{cls.__name__}, {name}")
             for name, declared in cls.capabilities.items()
