@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -298,13 +299,17 @@ class KernelRegistry:
         self._refuse_reentry()
         if not self._lock.acquire(timeout=_PATIENCE):
             raise PluginError(f"another thread has been loading plugins for {_PATIENCE:.0f} s")
+        collects = gc.isenabled()
         try:
             if self._found is None:
                 self._discovering = threading.get_ident()
+                gc.disable()  # what is made here stays, and one walk over torch's heap takes 0.1 s
                 self._found = self._discover()
             return self._found
         finally:
             self._discovering = None
+            if collects:
+                gc.enable()
             self._lock.release()
 
     def _refuse_reentry(self) -> None:
