@@ -72,9 +72,10 @@ def growth(activity: Callable[[int], None], count: int) -> tuple[int, int]:
     gc.collect()
     resident = resident_bytes() - resident
 
-    # Tracing slows everything tenfold; a tenth of the length shows a leak per round as well.
+    # Tracing slows everything; a tenth of the length shows a leak per round as well. What was made before it started is
+    # unknown to it, so the caches have to be filled once more with what it knows.
     tracemalloc.start()
-    activity(max(count // 100, 1))
+    activity(max(count // 4, 1))
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0]
     activity(max(count // 10, 1))
