@@ -48,8 +48,9 @@ def sizes(subject: Subject, wanted: Iterable[int], *, seed: int = 1) -> Iterator
     """Give plain sample calls of these sizes, dtypes taking turns where they are many."""
     turns = _Turns(subject)
     for size in wanted:
-        for combination in turns.next(2):
-            yield Call(size=size, seed=seed, dtypes=combination)
+        if subject.affords(size):
+            for combination in turns.next(2):
+                yield Call(size=size, seed=seed, dtypes=combination)
 
 
 def every_combination(subject: Subject, size: int, *, seed: int = 2) -> Iterator[Call]:

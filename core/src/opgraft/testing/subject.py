@@ -35,6 +35,8 @@ _AT_LEAST: Final = 16
 _ALL_SECONDS: Final = 11.0
 _LAST_SECONDS: Final = 0.1
 _THOROUGH: Final = 20
+_TRIAL: Final = 2**13
+_CALL_SECONDS: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,7 @@ class Subject:
         self._deadline = float("inf")
         self._begun = 0.0
         self._spent = 0.0
+        self._pace: float | None = None
         self._arguments: dict[Call, dict[str, Any]] = {}
         self._references: dict[Call, Reference] = {}
         self._invalid: set[Call] = set()
@@ -182,6 +185,28 @@ class Subject:
                 self.notes.append(f"stopped at its time limit after {number} calls")
                 return
             yield call
+
+    def affords(self, size: int, seconds: float = _CALL_SECONDS) -> bool:
+        """Say whether a call of a size takes less than so long, guessed from a smaller one; else note it."""
+        if self.thorough or size <= _TRIAL:
+            return True
+        if self._pace is None:
+            self._pace = self._measured() / _TRIAL
+        if self._pace * size < seconds:
+            return True
+        note = "the largest sizes were left out: a call takes too long here"
+        self.notes += [] if note in self.notes else [note]
+        return False
+
+    def _measured(self) -> float:
+        combination = next(iter(self.material.combinations), ())
+        taken = 0.0
+        for seed in (1, 2):  # the first one loads and compiles
+            begun = time.perf_counter()
+            if not self.attempt(Call(size=_TRIAL, seed=seed, dtypes=combination)):
+                return 0.0
+            taken = time.perf_counter() - begun
+        return taken
 
     # -- ways in -------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def _edge_calls(subject: Subject) -> Iterator[Call]:
 def _buffer_calls(subject: Subject) -> Iterator[Call]:
     yield from buffered(subject)
     for size in (2**16 + 1, 2**17 + 3):
-        for combination in subject.material.combinations[:2]:
+        for combination in subject.material.combinations[:2] if subject.affords(size) else ():
             for name in subject.material.writes:
                 yield Call(size=size, seed=8, dtypes=combination, buffers=((name, PLAIN),))
 

@@ -254,7 +254,7 @@ def threads_do_not_disturb_each_other(subject: Subject) -> None:
         start.wait()
         try:
             while not faults and time.perf_counter() < until:
-                _burst(subject, mine)
+                _burst(subject, mine, until)
         except Violation as violation:
             faults.append(violation)
 
@@ -273,25 +273,33 @@ def threads_do_not_disturb_each_other(subject: Subject) -> None:
         raise Violation(text, faults[0].call, DIRECT)
 
 
-def _burst(subject: Subject, calls: list[tuple[Call, Reference]]) -> None:
+def _burst(subject: Subject, calls: list[tuple[Call, Reference]], until: float) -> None:
     """Run calls one directly after the other, and judge them afterwards."""
     prepared = [(call, reference, *subject.prepare(call)) for call, reference in calls]
+    results = []
     former = sys.gettrace()
-    sys.settrace(_give_way)
+    sys.settrace(_give_way(until))
     try:
-        results = [subject.invoke(DIRECT, call, arguments) for call, _, arguments, _ in prepared]
+        for call, _, arguments, _ in prepared:
+            results.append(subject.invoke(DIRECT, call, arguments))
+            if time.perf_counter() > until:
+                break
     finally:
         sys.settrace(former)
-    for (call, reference, _, placed), result in zip(prepared, results, strict=True):
+    for (call, reference, _, placed), result in zip(prepared, results, strict=False):
         fault = judges.values(subject.seen(call, placed, result, reference))
         if fault:
             raise Violation(fault, call, DIRECT)
 
 
-def _give_way(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+def _give_way(until: float) -> Callable[..., Any]:
     """Let another thread run at every line of the kernel: what threads share is met half done."""
-    del event, argument
-    if frame.f_globals.get("__name__", "").startswith("opgraft."):
-        return None
-    time.sleep(0)
-    return _give_way
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        del event, argument
+        if frame.f_globals.get("__name__", "").startswith("opgraft.") or time.perf_counter() > until:
+            return None
+        time.sleep(0)
+        return trace
+
+    return trace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -99,16 +98,11 @@ def large_input(subject: Subject) -> None:
     # A kernel that refuses odd sizes gets an even one; for the others one is enough.
     wanted: tuple[int, ...] = LARGE_SIZES if subject.kernel.rejects is not None else LARGE_SIZES[:1]
     wanted += LARGER_SIZES if subject.thorough else ()
-    affordable = [size for size in wanted if _affordable(subject, size)]
+    affordable = [size for size in wanted if subject.affords(size, _LARGE_SECONDS)]
     if not affordable:
-        affordable = [
-            max(
-                size
-                for size in (2**10, 2**14 + 3, 2**17 + 3, 2**19 + 3)
-                if size == 2**10 + 3 or _affordable(subject, size)
-            )
-        ]
-        subject.notes.append(f"stopped at size {affordable[0]}: larger ones take too long here")
+        smaller = (size for size in (2**19 + 3, 2**17 + 3, 2**15 + 3, 2**13) if subject.affords(size, _LARGE_SECONDS))
+        affordable = [next(smaller)]
+        subject.notes = [f"stopped at size {affordable[0]}: larger ones take too long here"]
 
     def calls() -> Iterator[Call]:
         last = subject.material.combinations[-1]
@@ -119,20 +113,6 @@ def large_input(subject: Subject) -> None:
                 yield Call(size=size, seed=2, dtypes=last, buffers=((name, OUTPUT_LAYOUTS[0]),))
 
     subject.every(calls(), judges.values, routes=(DIRECT,))
-
-
-def _affordable(subject: Subject, size: int) -> bool:
-    """Guess from a small call whether one of this size takes less than its share of time."""
-    trial = 2**13
-    call = Call(size=trial, seed=1, dtypes=subject.material.combinations[0])
-    try:
-        subject.observe(call)
-        begun = time.perf_counter()
-        subject.observe(call.but(seed=2))
-    except (Declined, NotApplicable, Violation):
-        return True
-    taken = time.perf_counter() - begun
-    return subject.thorough or taken * size / trial < _LARGE_SECONDS
 
 
 @rule(seconds=1.5)
