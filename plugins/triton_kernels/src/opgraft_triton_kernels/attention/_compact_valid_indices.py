@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from opgraft_triton_kernels.attention._row_parts import REACH, at, counted, narrowed, within
 from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["compact_valid_indices"]
@@ -20,11 +21,11 @@ _MOST_PROGRAMS = 2048
 
 
 @triton.jit
-def _load_block(indices_ptr, block, blocks, columns, row_stride, stride, BLOCK: tl.constexpr):
-    """Give the entries of a block, which is a part of one row."""
+def _load_block(indices_ptr, block, blocks, columns, row_stride, stride, UNIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Give the entries of a block, which is a part of one row, and which of them there are."""
     row = block // blocks
     column = (block - row * blocks) * BLOCK + tl.arange(0, BLOCK)
-    entry_ptr = indices_ptr + row * row_stride + column * stride
+    entry_ptr = indices_ptr + row.to(tl.int64) * row_stride + at(column, stride, UNIT)
     return tl.load(entry_ptr, mask=column < columns, other=-1), column < columns
 
 
@@ -32,21 +33,22 @@ def _load_block(indices_ptr, block, blocks, columns, row_stride, stride, BLOCK: 
 def compact_valid_indices_count_kernel(
     indices_ptr,
     counts_ptr,
-    blocks: tl.int64,
-    columns: tl.int64,
+    blocks: tl.int32,
+    columns: tl.int32,
     row_stride: tl.int64,
     stride: tl.int64,
+    UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    block = tl.program_id(0).to(tl.int64)
-    entry, _ = _load_block(indices_ptr, block, blocks, columns, row_stride, stride, BLOCK)
+    block = tl.program_id(0)
+    entry, _ = _load_block(indices_ptr, block, blocks, columns, row_stride, stride, UNIT, BLOCK)
     tl.store(counts_ptr + block, tl.sum((entry >= 0).to(tl.int32), 0))
 
 
 @triton.jit
-def _sum_counts(counts_ptr, begin, end, COUNTS: tl.constexpr):
+def _sum_counts(counts_ptr, begin, end, WIDE: tl.constexpr, COUNTS: tl.constexpr):
     lane = tl.arange(0, COUNTS)
-    sums = tl.zeros([COUNTS], tl.int64)
+    sums = tl.zeros([COUNTS], tl.int64 if WIDE else tl.int32)
     for first in range(begin, end, COUNTS):
         sums += tl.load(counts_ptr + first + lane, mask=first + lane < end, other=0)
     return tl.sum(sums, 0)
@@ -76,60 +78,62 @@ def compact_valid_indices_kernel(
     given_ptr,
     places_ptr,
     out_ptr,
-    rows: tl.int64,
-    blocks: tl.int64,
-    group: tl.int64,
-    columns: tl.int64,
+    rows: tl.int32,
+    blocks: tl.int32,
+    group: tl.int32,
+    columns: tl.int32,
     row_stride: tl.int64,
     stride: tl.int64,
     given_stride: tl.int64,
     capacity: tl.int64,
     out_stride: tl.int64,
+    WIDE: tl.constexpr,
+    UNIT: tl.constexpr,
     GIVEN: tl.constexpr,
     FILL: tl.constexpr,
     BLOCK: tl.constexpr,
     COUNTS: tl.constexpr,
 ) -> None:
-    begin = tl.program_id(0).to(tl.int64) * group
+    begin = tl.program_id(0) * group
     every = rows * blocks
     end = tl.minimum(begin + group, every)
-    place = begin * 0
-    hole = begin * 0
+    size = counted(capacity, WIDE)
+    place = size * 0
+    hole = size * 0
     if not GIVEN:
-        place = _sum_counts(counts_ptr, begin * 0, begin, COUNTS)
+        place = _sum_counts(counts_ptr, begin * 0, begin, WIDE, COUNTS)
         if FILL:
             # Holes go behind all values, in their own order: that fills the rest of the result.
-            values = place + _sum_counts(counts_ptr, begin, every, COUNTS)
+            values = place + _sum_counts(counts_ptr, begin, every, WIDE, COUNTS)
             first_row = begin // blocks
-            seen = first_row * columns + (begin - first_row * blocks) * BLOCK
+            seen = first_row.to(size.dtype) * columns + (begin - first_row * blocks) * BLOCK
             hole = values + seen - place
     for block in range(begin, end):
         row = block // blocks
         if block == row * blocks:
             if GIVEN:
-                given = tl.load(given_ptr + row * given_stride)
+                given = tl.load(given_ptr + row.to(tl.int64) * given_stride)
                 tl.store(places_ptr + row, given.to(tl.int32))
                 # Far beyond either end is beyond it however much is added.
-                place = tl.minimum(tl.maximum(given.to(tl.int64), -(2**62)), 2**62)
+                given = tl.minimum(tl.maximum(given.to(tl.int64), -(2**62)), 2**62)
+                place = narrowed(given, WIDE)
             else:
                 tl.store(places_ptr + row, place.to(tl.int32))
-        entry, there = _load_block(indices_ptr, block, blocks, columns, row_stride, stride, BLOCK)
+        entry, there = _load_block(indices_ptr, block, blocks, columns, row_stride, stride, UNIT, BLOCK)
         valid = entry >= 0
         rank = tl.cumsum(valid.to(tl.int32), 0)
         target = place + rank - 1
-        kept = valid & (target >= 0) & (target < capacity)
         value = entry.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + target * out_stride, value, mask=kept)
-        found = tl.sum(valid.to(tl.int32), 0)
-        place += found
+        tl.store(out_ptr + at(target, out_stride, UNIT), value, mask=valid & within(target, size))
+        place += tl.sum(valid.to(tl.int32), 0)
         if FILL:
             gone = there & (entry < 0)
             hole_target = hole + tl.arange(0, BLOCK) - rank
-            tl.store(out_ptr + hole_target * out_stride, -1, mask=gone)
+            tl.store(out_ptr + at(hole_target, out_stride, UNIT), -1, mask=gone)
             hole += tl.sum(gone.to(tl.int32), 0)
     if end == every:
         if GIVEN:
-            last = tl.load(given_ptr + rows * given_stride)
+            last = tl.load(given_ptr + rows.to(tl.int64) * given_stride)
             tl.store(places_ptr + rows, last.to(tl.int32))
         else:
             tl.store(places_ptr + rows, place.to(tl.int32))
@@ -166,7 +170,7 @@ def compact_valid_indices(
 
     Numerics
     --------
-    Exact; places are counted in 64 bit.
+    Exact; places are counted in 64 bit where the selection or the stream has more than 2**30 entries.
 
     Source
     ------
@@ -188,6 +192,7 @@ def compact_valid_indices(
         return indptr.to(torch.int32, copy=True).contiguous(), out
     places = torch.empty((rows + 1,), dtype=torch.int32, device=device)
     row_stride, stride = indices.stride()
+    capacity, out_stride = out.shape[0], out.stride(0)
     blocks = (columns + _BLOCK - 1) // _BLOCK
     every = rows * blocks
     if indptr is None:
@@ -195,7 +200,7 @@ def compact_valid_indices(
         # this, those sums would cost more than the blocks.
         group = (every + _MOST_PROGRAMS - 1) // _MOST_PROGRAMS
         counts = torch.empty((every,), dtype=torch.int32, device=device)
-        count.launch((every, 1, 1), indices, counts, blocks, columns, row_stride, stride)
+        count.launch((every, 1, 1), indices, counts, blocks, columns, row_stride, stride, stride == 1)
         indptr = counts
     else:
         group = blocks
@@ -214,8 +219,10 @@ def compact_valid_indices(
         row_stride,
         stride,
         indptr.stride(0),
-        out.shape[0],
-        out.stride(0),
+        capacity,
+        out_stride,
+        max(rows * columns, capacity) > REACH,
+        stride == out_stride == 1,
         given,
         fill,
     )

@@ -13,8 +13,9 @@ from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["cp_interleave_split"]
 
-_TILE = 512
-_WARPS = 4
+# The usual batch in one step.
+_TILE = 1024
+_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["lengths_ptr", "shares_ptr", "requests_ptr", "batch", "stride", "world", "rank"])
@@ -24,8 +25,9 @@ def cp_interleave_split_kernel(
     requests_ptr,
     batch: tl.int32,
     stride: tl.int64,
-    world: tl.int64,
-    rank: tl.int64,
+    world: tl.int32,
+    rank: tl.int32,
+    WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     # One program: where a share goes depends on all requests before it.
@@ -36,17 +38,20 @@ def cp_interleave_split_kernel(
         request = first + tile
         there = request < batch
         length = tl.load(lengths_ptr + request.to(tl.int64) * stride, mask=there, other=0)
-        length = tl.maximum(length.to(tl.int64), 0)
-        # Places count modulo the world: a sum of remainders cannot wrap round.
-        rest = length % world
-        place = begin + tl.cumsum(rest, 0) - rest
-        skipped = (rank - place % world + world) % world
-        owns = there & (length > skipped)
-        share = (length - skipped - 1) // world + 1
+        length = tl.maximum(length, 0)
+        rounds = length // world.to(length.dtype)
+        rest = (length - rounds * world.to(length.dtype)).to(tl.int32)
+        # Places count modulo the world. A tile's remainders add up to less than 2**31, or WIDE.
+        summed = rest.to(tl.int64) if WIDE else rest
+        laid = tl.cumsum(summed, 0)
+        place = ((begin + laid - summed) % world).to(tl.int32)
+        skipped = tl.where(place <= rank, rank - place, rank - place + world)
+        share = rounds + (skipped < rest).to(rounds.dtype)
+        owns = there & (share > 0)
         destination = kept + tl.cumsum(owns.to(tl.int32), 0) - 1
-        tl.store(shares_ptr + destination, share.to(shares_ptr.dtype.element_ty), mask=owns)
+        tl.store(shares_ptr + destination, share, mask=owns)
         tl.store(requests_ptr + destination, request, mask=owns)
-        begin = (begin + tl.sum(rest, 0)) % world
+        begin = ((begin + tl.sum(summed, 0)) % world).to(tl.int32)
         kept += tl.sum(owns.to(tl.int32), 0)
     for first in range(kept, batch, TILE):
         request = first + tile
@@ -81,7 +86,7 @@ def cp_interleave_split(extend_lens: torch.Tensor, *, world_size: int, rank: int
 
     Numerics
     --------
-    Exact, in 64 bit.
+    Exact: the places of the requests are summed modulo the world, which cannot overflow.
 
     Source
     ------
@@ -92,5 +97,6 @@ def cp_interleave_split(extend_lens: torch.Tensor, *, world_size: int, rank: int
     batch = extend_lens.shape[0]
     if batch != 0:
         stride = extend_lens.stride(0)
-        kernel.launch((1, 1, 1), extend_lens, shares, requests, batch, stride, world_size, rank)
+        wide = world_size * (_TILE + 1) >= 2**31
+        kernel.launch((1, 1, 1), extend_lens, shares, requests, batch, stride, world_size, rank, wide)
     return shares, requests

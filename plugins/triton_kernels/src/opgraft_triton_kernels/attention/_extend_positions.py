@@ -9,14 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from opgraft_triton_kernels.attention._runs import runs_of_places
+from opgraft_triton_kernels.attention._runs import LOOKUPS, PLACES, WARPS, ends_need_64_bit, runs_of_places
 from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["extend_positions"]
-
-_PLACES = 1024
-_TILE = 512
-_WARPS = 4
 
 
 @triton.jit(
@@ -43,11 +39,12 @@ def extend_positions_kernel(
     prefixes_stride: tl.int64,
     out_stride: tl.int64,
     FILL: tl.constexpr,
+    WIDE: tl.constexpr,
     PLACES: tl.constexpr,
-    TILE: tl.constexpr,
+    LOOKUPS: tl.constexpr,
 ) -> None:
     begin = tl.program_id(0).to(tl.int64) * PLACES
-    run, rank = runs_of_places(extends_ptr, extends_stride, batch, total, begin, PLACES, TILE)
+    run, rank = runs_of_places(extends_ptr, extends_stride, batch, total, begin, WIDE, PLACES, LOOKUPS)
     row = run.to(tl.int64)
     prefix = tl.load(prefixes_ptr + row * prefixes_stride, mask=run < prefixes, other=0)
     position = tl.maximum(prefix.to(tl.int64), 0) + rank
@@ -60,7 +57,7 @@ def extend_positions_kernel(
     tl.store(out_ptr + places * out_stride, position, mask=written)
 
 
-kernel = Launcher(extend_positions_kernel, PLACES=_PLACES, TILE=_TILE, num_warps=_WARPS)
+kernel = Launcher(extend_positions_kernel, PLACES=PLACES, LOOKUPS=LOOKUPS, num_warps=WARPS)
 
 
 def extend_positions(
@@ -103,7 +100,7 @@ def extend_positions(
     if total == 0:
         return out
     kernel.launch(
-        ((total + _PLACES - 1) // _PLACES, 1, 1),
+        ((total + PLACES - 1) // PLACES, 1, 1),
         extend_lens,
         prefix_lens,
         out,
@@ -114,5 +111,6 @@ def extend_positions(
         prefix_lens.stride(0),
         out.stride(0),
         fill,
+        ends_need_64_bit(total),
     )
     return out

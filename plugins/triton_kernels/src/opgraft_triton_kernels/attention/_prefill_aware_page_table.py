@@ -15,6 +15,7 @@ from opgraft_triton_kernels.attention._row_parts import (
     at,
     copy_lanes,
     copy_part,
+    counted,
     deal,
     dealt,
     narrowed,
@@ -25,6 +26,10 @@ from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["prefill_aware_page_table"]
 
+# One H200, replayed graph, us for 1 and 8 rows of 131072, 64 of 32768, 256 of 8192, 512 of 4096, and one
+# of 131072 beside 255 of 64; part/warps 1024/2 1.95 2.91 4.33 4.17 4.28 2.74, 1024/4 1.97 3.02 4.33 4.21
+# 4.26 2.73, 2048/4 1.95 2.97 4.37 4.24 4.30 2.62, 512/1 2.10 3.08 5.22 5.23 5.12 3.14; a copy of the same
+# bytes 1.40 2.42 3.50 3.49 3.52 1.44.
 _PART = 1024
 _WARPS = 2
 
@@ -53,8 +58,8 @@ def _load_view(
     prompt = tl.load(prompt_ptr, mask=request >= 0, other=0)
     length = tl.maximum(length, 0)
     prompt = tl.minimum(tl.maximum(prompt, 0), length)
-    seen = prompt + tl.minimum(length - prompt, narrowed(window, WIDE))
-    seen = tl.minimum(seen, narrowed(width, WIDE))
+    seen = prompt + tl.minimum(length - prompt, counted(window, WIDE))
+    seen = tl.minimum(seen, counted(width, WIDE))
     return request, narrowed(prompt, WIDE), narrowed(seen, WIDE), narrowed(length - seen, WIDE)
 
 
@@ -79,7 +84,7 @@ def _write_part(
     PART: tl.constexpr,
 ):
     row_ptr = table_ptr + tl.maximum(request, 0).to(tl.int64) * row_stride
-    readable = narrowed(tl.where(request >= 0, columns, 0), WIDE)
+    readable = tl.where(request >= 0, counted(columns, WIDE), 0)
     target_ptr = out_ptr + row.to(tl.int64) * out_row_stride + at(first, out_stride, UNIT)
     end = tl.minimum(seen - first, PART)
     # Where the prompt ends in this part; nowhere, where nothing is forgotten behind it.
@@ -93,7 +98,7 @@ def _write_part(
         copy_lanes(source_ptr, target_ptr, out_stride, position, edge, end, readable, PART, UNIT)
     if FILL and end < PART:
         lane = tl.arange(0, PART)
-        behind = (lane >= end) & (lane < narrowed(width, WIDE) - first)
+        behind = (lane >= end) & (lane < counted(width, WIDE) - first)
         tl.store(target_ptr + at(lane, out_stride, UNIT), 0, mask=behind)
 
 

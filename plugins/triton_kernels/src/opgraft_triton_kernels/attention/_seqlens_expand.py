@@ -9,14 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from opgraft_triton_kernels.attention._runs import runs_of_places
+from opgraft_triton_kernels.attention._runs import LOOKUPS, PLACES, WARPS, ends_need_64_bit, runs_of_places
 from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["seqlens_expand"]
-
-_PLACES = 1024
-_TILE = 512
-_WARPS = 4
 
 
 @triton.jit(
@@ -40,11 +36,12 @@ def seqlens_expand_kernel(
     queries_stride: tl.int64,
     lengths_stride: tl.int64,
     out_stride: tl.int64,
+    WIDE: tl.constexpr,
     PLACES: tl.constexpr,
-    TILE: tl.constexpr,
+    LOOKUPS: tl.constexpr,
 ) -> None:
     begin = tl.program_id(0).to(tl.int64) * PLACES
-    run, rank = runs_of_places(queries_ptr, queries_stride, batch, total, begin, PLACES, TILE)
+    run, rank = runs_of_places(queries_ptr, queries_stride, batch, total, begin, WIDE, PLACES, LOOKUPS)
     covered = run < batch
     row = run.to(tl.int64)
     queries = tl.load(queries_ptr + row * queries_stride, mask=covered, other=0).to(tl.int64)
@@ -56,7 +53,7 @@ def seqlens_expand_kernel(
     tl.store(out_ptr + places * out_stride, seen.to(tl.int32), mask=places < total)
 
 
-kernel = Launcher(seqlens_expand_kernel, PLACES=_PLACES, TILE=_TILE, num_warps=_WARPS)
+kernel = Launcher(seqlens_expand_kernel, PLACES=PLACES, LOOKUPS=LOOKUPS, num_warps=WARPS)
 
 
 def seqlens_expand(
@@ -97,7 +94,7 @@ def seqlens_expand(
     if total == 0:
         return out
     kernel.launch(
-        ((total + _PLACES - 1) // _PLACES, 1, 1),
+        ((total + PLACES - 1) // PLACES, 1, 1),
         q_lens,
         kv_lens,
         out,
@@ -106,5 +103,6 @@ def seqlens_expand(
         q_lens.stride(0),
         kv_lens.stride(0),
         out.stride(0),
+        ends_need_64_bit(total),
     )
     return out

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from opgraft_triton_kernels.attention._row_parts import at
 from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["topk_to_slots_dcp"]
@@ -22,21 +23,22 @@ def topk_to_slots_dcp_kernel(
     slots_ptr,
     out_ptr,
     counts_ptr,
-    k: tl.int64,
+    k: tl.int32,
     row_stride: tl.int64,
     stride: tl.int64,
     world: tl.int64,
     rank: tl.int64,
+    UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     row_ptr = slots_ptr + token * row_stride
-    out_row_ptr = out_ptr + token * k
+    out_row_ptr = out_ptr + token * k.to(tl.int64)
     lane = tl.arange(0, BLOCK)
     kept = tl.program_id(0) * 0
     for first in range(0, k, BLOCK):
         place = first + lane
-        slot = tl.load(row_ptr + place * stride, mask=place < k, other=-1)
+        slot = tl.load(row_ptr + at(place, stride, UNIT), mask=place < k, other=-1)
         local = slot // world.to(slot.dtype)
         owned = (slot >= 0) & (slot - local * world.to(slot.dtype) == rank)
         owned_before = tl.cumsum(owned.to(tl.int32), 0) - 1
@@ -86,5 +88,5 @@ def topk_to_slots_dcp(slots: torch.Tensor, *, world_size: int, rank: int) -> tup
         return out, torch.zeros((tokens,), dtype=torch.int32, device=slots.device)
     counts = torch.empty((tokens,), dtype=torch.int32, device=slots.device)
     row_stride, stride = slots.stride()
-    kernel.launch((tokens, 1, 1), slots, out, counts, k, row_stride, stride, world_size, rank)
+    kernel.launch((tokens, 1, 1), slots, out, counts, k, row_stride, stride, world_size, rank, stride == 1)
     return out, counts

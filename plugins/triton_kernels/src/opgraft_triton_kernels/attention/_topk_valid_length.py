@@ -9,39 +9,42 @@ import torch
 import triton
 import triton.language as tl
 
+from opgraft_triton_kernels.attention._row_parts import at
 from opgraft_triton_kernels.launcher import Launcher
 
 __all__ = ["topk_valid_length"]
 
-_BLOCK = 1024
-_WARPS = 4
+# The usual row in one step.
+_BLOCK = 2048
+_WARPS = 8
 
 
 @triton.jit(do_not_specialize=["topk_ptr", "out_ptr", "k", "row_stride", "stride", "minimum"])
 def topk_valid_length_kernel(
     topk_ptr,
     out_ptr,
-    k: tl.int64,
+    k: tl.int32,
     row_stride: tl.int64,
     stride: tl.int64,
     minimum: tl.int32,
+    UNIT: tl.constexpr,
     LAST: tl.constexpr,
     REPAIR: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     row_ptr = topk_ptr + token * row_stride
-    lane = tl.arange(0, BLOCK).to(tl.int64)
-    reached = tl.zeros([BLOCK], tl.int64)
+    lane = tl.arange(0, BLOCK)
+    reached = tl.zeros([BLOCK], tl.int32)
     for first in range(0, k, BLOCK):
         place = first + lane
-        entry = tl.load(row_ptr + place * stride, mask=place < k, other=-1)
+        entry = tl.load(row_ptr + at(place, stride, UNIT), mask=place < k, other=-1)
         if LAST:
-            reached = tl.where(entry >= 0, place + 1, reached)
+            reached = tl.where(entry >= 0, place.to(tl.int32) + 1, reached)
         else:
-            reached += (entry >= 0).to(tl.int64)
+            reached += (entry >= 0).to(tl.int32)
     length = tl.max(reached, 0) if LAST else tl.sum(reached, 0)
-    tl.store(out_ptr + token, tl.maximum(length.to(tl.int32), minimum))
+    tl.store(out_ptr + token, tl.maximum(length, minimum))
     if REPAIR and length == 0:
         tl.store(row_ptr, 0)
 
@@ -90,5 +93,5 @@ def topk_valid_length(
     if tokens != 0:
         row_stride, stride = topk.stride()
         grid = (tokens, 1, 1)
-        kernel.launch(grid, topk, out, k, row_stride, stride, minimum, rule == "last", repair)
+        kernel.launch(grid, topk, out, k, row_stride, stride, minimum, stride == 1, rule == "last", repair)
     return out
