@@ -891,7 +891,7 @@ def remembers_by_address():
     return kernel
 
 
-@lie("many_calls_stay_right")
+@lie("every_size")
 def keeps_the_size_of_the_first_call():
     first: list[int] = []
 

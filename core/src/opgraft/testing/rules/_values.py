@@ -67,7 +67,8 @@ def extreme_values(subject: Subject) -> None:
     def calls() -> Iterator[Call]:
         for combination in subject.material.combinations:
             yield subject.material.of_values(numbers, combination)
-            yield from (subject.material.of_values((one,), combination) for one in numbers)
+        for one, combination in itertools.product(numbers, subject.material.combinations):
+            yield subject.material.of_values((one,), combination)
 
     subject.every(calls(), judges.values)
 
@@ -77,17 +78,16 @@ def every_small_number(subject: Subject) -> None:
     """The values are native's for every whole number around zero, and around each power of two."""
     if not subject.material.is_elementwise:
         raise NotApplicable(_ELEMENTWISE)
+    middles = [sign * 2**power for power in range(16, 64) for sign in (-1, 1)]
+    around_powers = tuple(itertools.chain.from_iterable(dense_numbers(one - 200, one + 200) for one in middles))
     reach = 2**20 if subject.thorough else 2**16
 
     def calls() -> Iterator[Call]:
         for combination in subject.material.combinations:
-            for first in range(-reach // 4, reach, 2**15):
-                numbers = dense_numbers(first, first + 2**15)
-                yield subject.material.of_values(numbers, combination)
-            for power in range(16, 64):
-                for middle in (-(2**power), 2**power):
-                    numbers = dense_numbers(middle - 200, middle + 200)
-                    yield subject.material.of_values(numbers, combination)
+            yield subject.material.of_values(around_powers, combination)
+        for first in range(-reach // 4, reach, 2**14):
+            for combination in subject.material.combinations:
+                yield subject.material.of_values(dense_numbers(first, first + 2**14), combination)
 
     subject.every(calls(), judges.values)
 
