@@ -105,7 +105,9 @@ def _filled_memory() -> Iterator[None]:
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     _set_deterministic(mode=True, warn_only=True)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an operator without a deterministic form warns of it
+            yield
     finally:
         _set_deterministic(mode=former, warn_only=warned)
 

@@ -95,21 +95,19 @@ def nothing_waits_for_the_device(subject: Subject) -> None:
             with _waiting_is_an_error(module):
                 subject.invoke(DIRECT, call, arguments)
         except Violation as violation:
-            if _native_waits(subject, module, call):
-                continue
-            raise Violation(violation.what, call, DIRECT) from violation
+            if not _native_waits(subject, module, call):
+                raise Violation(violation.what, call, DIRECT) from violation
 
 
 @contextlib.contextmanager
 def _waiting_is_an_error(module: Any) -> Iterator[None]:
-    """Let torch raise where the host waits for the device."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says each time that the mode is a prototype
-            module.set_sync_debug_mode("error")
-        yield
-    finally:
-        module.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it does not notice every wait
+        module.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            module.set_sync_debug_mode("default")
 
 
 def _native_waits(subject: Subject, module: Any, call: Call) -> bool:
@@ -167,14 +165,11 @@ def _captured(subject: Subject, module: Any, call: Call, arguments: dict[str, An
     try:
         with module.graph(graph):
             values = subject.invoke(route, call, arguments)
-    except Violation as violation:
+    except (Violation, RuntimeError) as error:
         if _native_waits(subject, module, call):
             return _NOT_CAPTURED
-        text = f"during capture: {violation.what}"
-        raise Violation(text, call, route) from violation
-    except RuntimeError as error:
-        text = f"the capture fails: {str(error).splitlines()[0]}"
-        raise Violation(text, call, route) from error
+        what = error.what if isinstance(error, Violation) else str(error).partition("\n")[0]
+        raise Violation(f"while it is captured: {what}", call, route) from error
     return graph, values
 
 
