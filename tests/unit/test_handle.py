@@ -168,14 +168,44 @@ class TestKeeping:
         with pytest.raises(opgraft.ArgumentValueError, match=r"^handle.twice: out must be memory of its own, not x's"):
             function(X, out=X)
 
-    def test_nothing_is_kept_for_a_kernel_that_is_asked_for_each_call(self, registry, function):
-        offer(registry, Twice.op, lambda x, *, out=None: x, rejects=lambda x, *, out=None: None)
+    def test_a_kernel_that_is_asked_for_each_call_is_kept_with_its_question(self, registry, function):
+        def rejects(x, *, out=None):
+            return "odd" if len(x) % 2 else None
+
+        offer(registry, Twice.op, lambda x, *, out=None: x * 3, rejects=rejects)
+        function(X)
         calls = slow_calls(registry)
 
-        function(X)
+        assert [3, 6] == function(X).tolist()
+        assert [2, 2, 2] == function(torch.ones(3, dtype=torch.int32)).tolist()
+        assert [3, 6] == function(X).tolist()
+        assert [] == calls
+
+    def test_what_a_kept_kernel_with_a_question_raises_names_it_once(self, registry, function):
+        def fails(x, *, out=None):
+            if x[0] == 0:
+                raise ZeroDivisionError
+            return x
+
+        offer(registry, Twice.op, fails, rejects=lambda x, *, out=None: None)
         function(X)
 
-        assert 2 == len(calls)
+        with pytest.raises(ZeroDivisionError) as error:
+            function(torch.zeros_like(X))
+
+        assert ["raised by kernel there/jit of op 'handle.twice'"] == error.value.__notes__
+
+    def test_two_dtypes_in_turn_are_both_kept(self, registry, function):
+        for _ in range(2):
+            function(X)
+            function(X.long())
+        calls = slow_calls(registry)
+
+        for _ in range(3):
+            assert torch.int32 is function(X).dtype
+            assert torch.int64 is function(X.long()).dtype
+
+        assert [] == calls
 
     def test_nothing_is_kept_while_any_scope_is_alive(self, registry, function):
         calls = slow_calls(registry)

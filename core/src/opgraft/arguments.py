@@ -85,9 +85,23 @@ class Arguments:
         self._shaped = [(self.names.index(name), name, dims) for name, dims in self.dims.items()]
         self._buffers = [(self.names.index(name), name) for name in self.writes]
         self.fits: Callable[..., bool] = self.compile("fits", f"({self.listed})", f"return {self._fitting()}")["fits"]
+        self._split = self.compile("split", f"({self.listed})", self._splitting())["split"]
         # Generated, because inspect's own bind costs several microseconds a call.
         name = label.rpartition(".")[2]
         self.bind: Callable[..., Values] = self.compile(name, self.source(), f"return ({self.listed})")[name]
+
+    def _splitting(self) -> str:
+        """Write how values become a call again."""
+        kinds = {p.name: p.kind for p in self.signature.parameters.values()}
+        lines, args = ["_named = {}"], []
+        for name, kind in kinds.items():
+            if kind is inspect.Parameter.KEYWORD_ONLY:
+                lines.append(f"if {name} is not _default_{name}: _named[{name!r}] = {name}")
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                lines.append(f"_named |= {name}")
+            else:
+                args.append(f"*{name}" if kind is inspect.Parameter.VAR_POSITIONAL else name)
+        return "\n    ".join([*lines, f"return [{', '.join(args)}], _named"])
 
     @property
     def listed(self) -> str:
@@ -119,17 +133,8 @@ class Arguments:
 
     def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
         """Turn values into a call; keyword-only parameters at their default are left out."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for name, value, default in zip(self.names, values, self.defaults, strict=True):
-            if name in self.variadic:
-                args.extend(() if isinstance(value, dict) else value)
-                kwargs.update(value if isinstance(value, dict) else {})
-            elif name not in self.keyword_only:
-                args.append(value)
-            elif value is not default:
-                kwargs[name] = value
-        return args, kwargs
+        split: tuple[list[Any], dict[str, Any]] = self._split(*values)
+        return split
 
     def tensors(self, values: Values) -> Iterator[tuple[str, torch.Tensor]]:
         """Give every tensor among the values, with its parameter's name."""

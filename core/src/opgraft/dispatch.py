@@ -11,7 +11,7 @@ import atexit
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +46,7 @@ class Runner:
     kernel: Callable[..., Any]
     rejects: Callable[..., str | None] | None
 
-    def refusal(self, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+    def refusal(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
         """Ask why this call cannot run on the kernel; None where it can."""
         if self.rejects is None:
             return None
@@ -136,9 +136,12 @@ class Dispatcher:
         needs_grad = recording and self.op.has_state() and any(one.requires_grad for one in self.op.parameters())
         parts: list[Any] = []
         for value, default in zip(values, self.arguments.defaults, strict=True):
+            if value is default:
+                parts.append(None)
+                continue
             kind = type(value)
-            parts.append(None if value is default else kind)
-            if value is default or kind in _SCALARS:
+            parts.append(kind)
+            if kind in _SCALARS:
                 continue
             for one in (value,) if kind in _PLAIN else tensors_of(value):
                 if not routed and type(one) not in _PLAIN:

@@ -274,7 +274,8 @@ class BaseFusedOp(nn.Module):
         if backend is None and self._compile_forward is not None:
             return self._compile_forward(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            return self.dispatcher.call(self.arguments().bind(*args, **kwargs), backend)
+            dispatcher = self.dispatcher
+            return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs), backend)
         if self.torch_function is not None:
             return self.torch_function(*args, backend=backend, **kwargs)
         named = "native" if backend in {None, "auto", "torch", "torch_compile"} else str(backend).rpartition("/")[2]

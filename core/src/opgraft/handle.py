@@ -9,7 +9,7 @@ registration, a policy, a scope, a trace, a hook. ``docs/call-path.md`` tells th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from torch import Tensor
 
@@ -17,9 +17,12 @@ from opgraft.arguments import Arguments, Values
 from opgraft.errors import NotSupported
 
 if TYPE_CHECKING:
-    from opgraft.dispatch import Choice
+    from opgraft.dispatch import Choice, Runner
     from opgraft.fused_op import BaseFusedOp
     from opgraft.kernel_registry import KernelRegistry
+
+_PLACES: Final = 2
+"""Choices kept per pattern: code that alternates between two dtypes or devices finds both."""
 
 Kept = tuple[Callable[..., bool], Callable[..., Any]]
 
@@ -100,12 +103,14 @@ class Handle:
 
     def drop(self) -> None:
         """Keep nothing."""
-        for pattern in range(len(self._patterns)):
-            self.keep(pattern, (_never, _never))
+        for name in [f"_kept{pattern}_{place}" for pattern in range(len(self._patterns)) for place in range(_PLACES)]:
+            self._names[name] = (_never, _never)
 
     def keep(self, pattern: int, choice: Kept) -> None:
-        """Keep a choice for calls of a pattern."""
-        self._names[f"_kept{pattern}"] = choice
+        """Keep a choice for calls of a pattern, in front of the one that is kept already."""
+        names = [f"_kept{pattern}_{place}" for place in range(_PLACES)]
+        kept = [choice, *(one for one in map(self._names.__getitem__, names) if one is not choice)]
+        self._names.update(zip(names, kept, strict=False))
 
     def _whole(self, selector: str | None) -> bool:
         """Say whether the module itself has to take the call."""
@@ -122,14 +127,14 @@ class Handle:
         if self._whole(selector):
             args, kwargs = op.arguments().split(values)
             return op(*args, **kwargs, backend=selector)
-        dispatcher = op.dispatcher
+        dispatcher, registry = op.dispatcher, self.registry
         key = dispatcher.key(values)
-        if key is None or selector is not None:
+        if key is None:
             return dispatcher.call(values, selector)
-        policy = self.registry.policy.current()
-        choice = dispatcher.choice(key, values, policy, None)
-        result = dispatcher.run(choice, values, policy, None)
-        if op.arguments().keeps and not (policy.trace or policy.check or op.has_state()):
+        policy = registry.policy.current()
+        choice = dispatcher.choice(key, values, policy, selector)
+        result = dispatcher.run(choice, values, policy, selector)
+        if selector is None and dispatcher.arguments.keeps and registry.keeps(policy) and not op.has_state():
             self._keep(choice, values, turn)
         return result
 
@@ -143,13 +148,27 @@ class Handle:
             pattern is not None
             and given.keys() >= {*self._patterns[pattern]}
             and choice.settled
-            and first.rejects is None
             and not first.spec.leaves_out.difference(arguments.optional)
             and all(type(one) is Tensor and not one.requires_grad for one in tensors)  # no guard sees the grad mode
         ):
             if choice.kept is None or not choice.kept[0](*tensors):
-                choice.kept = tensor_guard(tensors), first.kernel
+                choice.kept = tensor_guard(tensors), self._gated(first) if first.rejects else first.kernel
             self.registry.keep(self, turn, pattern, choice.kept)
+
+    def _gated(self, runner: Runner) -> Callable[..., Any]:
+        """Ask a kernel's ``rejects`` before each call; a call that it refuses is chosen for anew."""
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            dispatcher = self.op.dispatcher
+            if runner.refusal(args, kwargs) is not None:
+                return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs))
+            try:
+                return runner.kernel(*args, **kwargs)
+            except Exception as error:
+                dispatcher.note(error, runner.spec)
+                raise
+
+        return kernel
 
     def failed(self, error: Exception, kernel: Callable[..., Any], values: Values) -> Any:
         """Take over where a kept kernel raised: pass the call on, or say whose it was and raise."""
@@ -190,11 +209,14 @@ def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], val
     passed = ", ".join([*positional, *named])
     fits = f" and _fits({arguments.listed})" if arguments.relates(tensors) else ""
     return f"""
-    if backend is None{condition}:
-        _guard, _kernel = _kept{pattern}
+    if backend is None{condition}:""" + "".join(
+        f"""
+        _guard, _kernel = _kept{pattern}_{place}
         if _guard({", ".join(tensors)}){fits}:
             {validate and f"{validate}({passed})"}
             try:
                 return _kernel({passed})
             except Exception as _error:
                 return _failed(_error, _kernel, ({arguments.listed}))"""
+        for place in range(_PLACES)
+    )

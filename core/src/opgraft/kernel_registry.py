@@ -21,7 +21,7 @@ from opgraft.discovery import Discovery, discover, scan
 from opgraft.errors import NoKernelError, PluginError, RegistrationError, UnknownOpError, UnknownSelectorError, nearest
 from opgraft.hardware import IN_TREE, Detector
 from opgraft.lockfile import Lock
-from opgraft.policy import PolicyStore
+from opgraft.policy import Policy, PolicyStore
 from opgraft.spec import OWN, BackendRecord, KernelBackend, KernelSpec, check_op_id
 from opgraft.tracing import Trace
 
@@ -102,6 +102,10 @@ class KernelRegistry:
             for handle in self._kept:
                 handle.drop()
             self._kept.clear()
+
+    def keeps(self, policy: Policy) -> bool:
+        """Say whether choices may be kept at all: while nobody looks at each call, and no scope is alive."""
+        return not (policy.trace or policy.check or self.traces or self.policy.any_scope())
 
     def keep(self, handle: Handle, turn: int, pattern: int, choice: tuple[Any, Any]) -> None:
         """Keep a handle's choice, unless something changed since ``turn`` was read."""
