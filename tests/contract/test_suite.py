@@ -387,6 +387,27 @@ def test_the_command_says_that_a_backend_is_inactive(tmp_path):
     assert {"device_is_present"} == failed
 
 
+def test_the_command_says_what_to_install_where_hypothesis_is_missing(tmp_path):
+    code = (
+        "import sys; sys.modules['hypothesis'] = None; sys.argv = ['opgraft', 'conformance', 'loopback'];"
+        "from opgraft.cli import app; app()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, cwd=tmp_path, text=True)
+
+    message = "opgraft: the conformance suite needs hypothesis and pytest: pip install 'opgraft[testing]'\n"
+    assert (2, message) == (done.returncode, done.stderr)
+
+
+def test_the_command_refuses_a_list_of_expected_failures_that_it_cannot_read(tmp_path):
+    (tmp_path / "conformance-xfails.txt").write_text("attention.clamp_position every_size\n")
+    done = run("opgraft", "conformance", "loopback", cwd=tmp_path)
+
+    assert 2 == done.returncode
+    assert done.stderr.startswith(
+        "opgraft: conformance-xfails.txt, line 1: 'attention.clamp_position every_size' has no reason"
+    )
+
+
 PYTEST = ("pytest", "-q", "-p", "opgraft.testing.plugin", "--pyargs", "opgraft.testing.conformance")
 
 
