@@ -313,6 +313,18 @@ class TestOtherTensors:
             results = clamp(mode.from_tensor(X)), clamp.op(mode.from_tensor(X))
         assert all(isinstance(one, FakeTensor) and one.dtype is torch.int64 for one in results)
 
+    def test_a_choice_that_is_kept_is_not_used_while_a_dispatch_mode_is_at_work(self):
+        clamp = opgraft.ops.attention.clamp_position
+        clamp(X)
+        clamp(X)
+        graph = make_fx(lambda x: clamp(x))(X)  # noqa: PLW0108 - as above
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = clamp(X)
+
+        assert torch.ops.opgraft.attention_clamp_position.default in {node.target for node in graph.graph.nodes}
+        assert isinstance(fake, FakeTensor)
+        assert [0, 1] == clamp(X).tolist()
+
     def test_a_subclass_goes_through_torchs_operator(self):
         class Noted(Tensor):
             seen = []

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import torch
+import torch.utils._python_dispatch
 from torch import Tensor
 
 from opgraft.arguments import Arguments, Values
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
     from opgraft.kernel_registry import KernelRegistry
 
+_MODES: Final = torch.utils._python_dispatch  # noqa: SLF001 - the guard does not see dispatch modes, and a flag costs least
 _PLACES: Final = 2
 """Choices kept per pattern: code that alternates between two dtypes or devices finds both."""
 
@@ -86,7 +89,7 @@ class Handle:
         body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
         name = op.op.partition(".")[2]
         made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
-        made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
+        made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate, _modes=_MODES)
         self._names = self._names or made
         function: Any = self._names[name]
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -209,7 +212,7 @@ def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], val
     passed = ", ".join([*positional, *named])
     fits = f" and _fits({arguments.listed})" if arguments.relates(tensors) else ""
     return f"""
-    if backend is None{condition}:""" + "".join(
+    if backend is None and not _modes._is_in_torch_dispatch_mode{condition}:""" + "".join(
         f"""
         _guard, _kernel = _kept{pattern}_{place}
         if _guard({", ".join(tensors)}){fits}:
