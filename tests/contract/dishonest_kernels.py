@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import itertools
 import random
 import threading
@@ -279,6 +280,32 @@ def is_wrong_where_two_neighbours_are_equal():
         return delivered(values, out)
 
     return kernel
+
+
+@lie("arguments_by_keyword")
+def takes_its_first_argument_by_position_only():
+    def kernel(seq_lens, *, out=None):
+        return right(seq_lens, out)
+
+    @functools.wraps(kernel)
+    def counted(*args, **kwargs):
+        return kernel(args[0], **kwargs)
+
+    return counted
+
+
+@lie("arguments_by_keyword")
+def cannot_be_given_none_for_the_buffer():
+    def kernel(seq_lens, *, out=None):
+        return right(seq_lens, out)
+
+    @functools.wraps(kernel)
+    def checked(seq_lens, **options):
+        if "out" in options and options["out"].dtype is not torch.int64:
+            raise TypeError("out must be int64")
+        return kernel(seq_lens, **options)
+
+    return checked
 
 
 # -- strides -------------------------------------------------------------------------------------------------------
@@ -672,6 +699,29 @@ def ignores_the_strides_of_the_buffer():
         offset = out.storage_offset()
         _flat(out)[offset : offset + len(out)] = right(seq_lens)
         return out
+
+    return kernel
+
+
+@lie("buffer_and_strided_input")
+def takes_the_strides_of_the_input_for_those_of_the_buffer():
+    def kernel(seq_lens, *, out=None):
+        right(seq_lens, out)
+        if out is None:
+            return right(seq_lens)
+        if len(out) > 1 and 1 not in {seq_lens.stride(0), out.stride(0)} and out.stride() != seq_lens.stride():
+            out[1:] = out[:-1].clone()
+        return out
+
+    return kernel
+
+
+@lie("overlapping_buffer_is_refused")
+def takes_one_memory_for_one_tensor():
+    def kernel(seq_lens, *, out=None):
+        if out is not None and len(out) and out.untyped_storage().data_ptr() == seq_lens.untyped_storage().data_ptr():
+            return out.copy_(seq_lens)
+        return right(seq_lens, out)
 
     return kernel
 

@@ -13,17 +13,6 @@ from opgraft.testing.rule import Offered, Scope, rule
 
 
 @rule(scope=Scope.KERNEL)
-def kernel_resolves(offered: Offered) -> None:
-    """The kernel's target exists and can be called."""
-    try:
-        target = offered.kernel.load()
-    except Exception as error:
-        raise Violation(f"the target cannot be loaded: {type(error).__name__}: {error}") from error
-    if not callable(target):
-        raise Violation(f"the target is {target!r}, which cannot be called")
-
-
-@rule(scope=Scope.KERNEL)
 def capabilities_are_the_backends(offered: Offered) -> None:
     """A kernel runs on platforms that its backend names, or on any device."""
     mine = set(offered.record.platforms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -32,29 +31,6 @@ def _asked(subject: Subject) -> Iterator[Call]:
     if subject.kernel.rejects is None:
         raise NotApplicable(_NO_REJECTS)
     yield from subject.in_time(itertools.chain(broad(subject), edges(subject)))
-
-
-@rule()
-def rejects_has_the_ops_parameters(subject: Subject) -> None:
-    """``rejects`` takes the parameters of the op."""
-    rejects = subject.kernel.rejects
-    if rejects is None:
-        raise NotApplicable(_NO_REJECTS)
-    expected = [
-        (name, parameter.kind)
-        for name, parameter in subject.material.signature.parameters.items()
-        if name not in subject.kernel.leaves_out
-    ]
-    try:
-        found = inspect.signature(rejects).parameters.items()
-    except (TypeError, ValueError) as error:
-        raise Violation(f"its signature cannot be read: {error}") from error
-    mine = [(name, parameter.kind) for name, parameter in found]
-    every = {parameter.kind for _, parameter in found}
-    takes_any = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= every
-    names = [name for name, _ in mine]
-    if not takes_any and [pair for pair in expected if pair not in mine]:
-        raise Violation(f"it takes ({', '.join(names)}), the op ({', '.join(n for n, _ in expected)})")
 
 
 @rule()
