@@ -15,6 +15,7 @@ import torch
 from simulated import offer, registry_on
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import opgraft
@@ -293,6 +294,20 @@ class TestOtherTensors:
         assert [2.0, 2.0] == torch.func.grad(lambda x: op(x).sum())(F).tolist()
         assert [2.0, 2.0] == torch.func.jvp(op, (F,), (torch.ones(2),))[1].tolist()
         assert [[2.0, 0.0], [0.0, 2.0]] == torch.func.jacrev(op)(F).tolist()
+
+    def test_forward_mode_sees_native_whatever_was_kept(self):
+        registry = registry_on()
+        Twice.publish(registry)
+        offer(registry, Twice.op, there)
+        function = registry.handle(Twice.op).function
+        assert [3, 3] == [first(function(F)), first(function(F))]
+
+        with forward_ad.dual_level():
+            results = [call(forward_ad.make_dual(F, torch.ones(2))) for call in (function, function.op)]
+            tangents = [forward_ad.unpack_dual(one).tangent.tolist() for one in results]
+
+        assert [[2.0, 2.0], [2.0, 2.0]] == tangents
+        assert 3 == first(function(F))
 
     def test_a_plain_tensor_captured_by_vmap_sees_native_too(self, op):
         assert [[3.0, 6.0]] == torch.vmap(lambda x: x + op(F))(F[None]).tolist()

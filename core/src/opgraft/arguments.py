@@ -80,6 +80,7 @@ class Arguments:
         others = (_words(p.annotation) for p in every if p not in tensors)
         self.keeps = bool(self.required) and all(words and words <= _SCALARS for words in others)
         """Whether all that a choice depends on is in the tensors that a guard sees."""
+        self.floats = form is None or any("float" in name or "complex" in name for name in form.every_dtype)
         shapes = form.shapes if form else {}
         self.dims = {p.name: [_dim(dim) for dim in shapes[p.name]] for p in tensors if p.name in shapes}
         self._shaped = [(self.names.index(name), name, dims) for name, dims in self.dims.items()]

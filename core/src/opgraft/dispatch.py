@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from opgraft.arguments import Values, dtype_name, tensors_of
 from opgraft.checked import check_result
@@ -130,7 +131,7 @@ class Dispatcher:
 
     def key(self, values: Values, *, routed: bool = False) -> tuple[Any, ...] | None:
         """Give all that a choice depends on, or None where torch.ops has to take the call."""
-        if not routed and (_dispatch_modes() or _transform() is not None):
+        if not routed and (_dispatch_modes() or _transformed()):
             return None
         recording, device = torch.is_grad_enabled(), None
         needs_grad = recording and self.op.has_state() and any(one.requires_grad for one in self.op.parameters())
@@ -157,7 +158,7 @@ class Dispatcher:
     def _route(self, values: Values, selector: str | None) -> Any:
         """Let torch's dispatcher see a call on fake tensors and other subclasses; vmap and the like see native."""
         args, kwargs = self.arguments.split(values)
-        if self.op.torch_function is None or _transform() is not None:
+        if self.op.torch_function is None or _transformed():
             return self.op.forward_native(*args, **kwargs)
         return self.op.torch_function(*args, **kwargs, backend=selector)
 
@@ -345,6 +346,10 @@ class Dispatcher:
         named = (selector or "").partition("/")[0]
         error.__cause__ = next((one.error for one in self.registry.backends() if one.name == named), None)
         return error
+
+
+def _transformed() -> bool:
+    return _transform() is not None or forward_ad._current_level >= 0  # noqa: SLF001 - no public reader
 
 
 def _late(spec: KernelSpec) -> Callable[..., Any]:

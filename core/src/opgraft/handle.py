@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 import torch.utils._python_dispatch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from opgraft.arguments import Arguments, Values
 from opgraft.errors import NotSupported
@@ -89,7 +90,8 @@ class Handle:
         body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
         name = op.op.partition(".")[2]
         made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
-        made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate, _modes=_MODES)
+        made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
+        made.update(_modes=_MODES, _forward_ad=forward_ad)
         self._names = self._names or made
         function: Any = self._names[name]
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -207,12 +209,13 @@ def _kept_call(arguments: Arguments, pattern: int, tensors: tuple[str, ...], val
     absent = [n for n in arguments.optional if n not in tensors]
     given = tensors[len(arguments.required) :]
     condition = "".join([*(f" and {n} is None" for n in absent), *(f" and {n} is not None" for n in given)])
+    dual = " and _forward_ad._current_level < 0" if arguments.floats else ""
     positional = [n for n in arguments.names if n not in arguments.keyword_only]
     named = [f"{n}={n}" for n in arguments.names if n in arguments.keyword_only and n not in absent]
     passed = ", ".join([*positional, *named])
     fits = f" and _fits({arguments.listed})" if arguments.relates(tensors) else ""
     return f"""
-    if backend is None and not _modes._is_in_torch_dispatch_mode{condition}:""" + "".join(
+    if backend is None and not _modes._is_in_torch_dispatch_mode{dual}{condition}:""" + "".join(
         f"""
         _guard, _kernel = _kept{pattern}_{place}
         if _guard({", ".join(tensors)}){fits}:

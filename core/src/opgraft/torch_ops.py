@@ -70,7 +70,7 @@ def _schema(op: BaseFusedOp, taken: tuple[str, ...]) -> tuple[tuple[str, ...], s
             parameters.append(p.replace(annotation=torch.Tensor, default=p.empty))
         elif p.name not in arguments.writes:
             # torch differentiates by positional parameters alone.
-            moved = _has_floats(op) and p.name in arguments.required + arguments.optional
+            moved = arguments.floats and p.name in arguments.required + arguments.optional
             kind = p.POSITIONAL_OR_KEYWORD if moved else p.kind
             parameters.append(p.replace(annotation=_annotation(op, p), kind=kind))
     parameters.sort(key=lambda p: (p.kind is p.KEYWORD_ONLY, p.kind is not p.KEYWORD_ONLY and p.default is not p.empty))
@@ -125,18 +125,13 @@ def _define(op: BaseFusedOp, name: str, taken: tuple[str, ...], names: tuple[str
     _library.define(overload + schema)
     _library.impl(overload, real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{overload}", fake, lib=_library)
-    if not taken and not op.mutates and _has_floats(op):
+    if not taken and not op.mutates and op.arguments().floats:
         _differentiate(name, names)
 
 
 def _values(op: BaseFusedOp, names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]) -> Values:
     given, arguments = dict(zip(names, args, strict=False)) | kwargs, op.arguments()
     return tuple(given.get(n, default) for n, default in zip(arguments.names, arguments.defaults, strict=True))
-
-
-def _has_floats(op: BaseFusedOp) -> bool:
-    names = op.format_signature.every_dtype if op.format_signature else {"float32"}
-    return any("float" in name or "complex" in name for name in names)
 
 
 def _differentiate(name: str, names: tuple[str, ...]) -> None:
