@@ -110,7 +110,7 @@ class KernelRegistry:
     def keep(self, handle: Handle, turn: int, pattern: int, choice: tuple[Any, Any]) -> None:
         """Keep a handle's choice, unless something changed since ``turn`` was read."""
         with self._lock:
-            if turn == self.turn and not self.policy.any_scope() and not self.traces:
+            if turn == self.turn:
                 handle.keep(pattern, choice)
                 self._kept.add(handle)
 
@@ -159,8 +159,7 @@ class KernelRegistry:
         with self._lock:
             for spec in specs:
                 self._refuse_conflict(spec)
-            others = [spec for spec in self._specs.get(op_id, ()) if spec.backend != OWN]
-            self._specs[op_id] = [*specs, *others]
+            self._specs[op_id] = specs + [spec for spec in self._specs.get(op_id, ()) if spec.backend != OWN]
             self._handles[op_id] = handle
             self.changed()
 
@@ -210,8 +209,8 @@ class KernelRegistry:
             If the same kernel is registered with another target; the registry is unchanged.
 
         """
-        specs = self._specs.setdefault(check_op_id(spec.op), [])
         with self._lock:
+            specs = self._specs.setdefault(check_op_id(spec.op), [])
             self._refuse_conflict(spec)
             if spec not in specs:
                 specs.append(spec)
@@ -228,8 +227,7 @@ class KernelRegistry:
 
     def get(self, op_id: str) -> list[KernelSpec]:
         """List the kernels offered for an op, its own and the backends'; empty if unknown."""
-        offered = [k for record in self.backends() for k in record.kernels if k.op == op_id]
-        return [*self._specs.get(op_id, ()), *offered]
+        return [*self._specs.get(op_id, ()), *(k for r in self.backends() for k in r.kernels if k.op == op_id)]
 
     def has(self, op_id: str) -> bool:
         """Say whether any kernel is offered for an op."""
@@ -286,8 +284,7 @@ class KernelRegistry:
         """Give platform key and arch of a device, read when it is first seen."""
         known = self._facts.get(device)
         if known is None:
-            known = self.detector.platform_key(device), self.detector.facts(device).arch
-            self._facts[device] = known
+            known = self._facts[device] = (self.detector.platform_key(device), self.detector.facts(device).arch)
         return known
 
     # Backends.
@@ -298,8 +295,9 @@ class KernelRegistry:
 
     def discovery(self) -> Discovery:
         """Give all that discovery found; it runs at first need."""
-        if self._found is not None:
-            return self._found
+        found = self._found
+        if found is not None:
+            return found
         self._refuse_reentry()
         if not self._lock.acquire(timeout=_PATIENCE):
             raise PluginError(f"another thread has been loading plugins for {_PATIENCE:.0f} s")
@@ -386,9 +384,8 @@ class KernelRegistry:
         faulty = [record for record in records.values() if record.faults]
         if faulty and self.policy.current().strict:
             first = faulty[0]
-            raise PluginError(
-                f"strict: backend {first.name!r} ({first.owner}) {'; '.join(first.faults)}"
-            ) from first.error
+            faults = f"backend {first.name!r} ({first.owner}) {'; '.join(first.faults)}"
+            raise PluginError(f"strict: {faults}") from first.error
 
     def register_backend(self, plugin: object) -> BackendRecord:
         """Add a backend that has no metadata: a module or an object with the hooks.
