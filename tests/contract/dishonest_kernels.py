@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+import opgraft
 from opgraft import CapabilityRequirement, NotSupported
 
 CLAMP = "attention.clamp_position"
@@ -1040,6 +1041,15 @@ def sets_the_environment():
 
 
 @lie("process_state_is_kept")
+def sets_the_policy():
+    def kernel(seq_lens, *, out=None):
+        opgraft.set_policy(deny=None)
+        return right(seq_lens, out)
+
+    return kernel
+
+
+@lie("process_state_is_kept")
 def patches_torch():
     def kernel(seq_lens, *, out=None):
         torch.zeros_like = copy.copy(lambda like, **options: torch.full_like(like, 0, **options))
@@ -1122,8 +1132,6 @@ VALID = "attention.topk_valid_length"
 
 
 def _native(op_id: str) -> Callable[..., Any]:
-    import opgraft
-
     return opgraft.op(op_id).op.forward_native
 
 

@@ -122,6 +122,14 @@ def test_a_probe_that_imports_its_kernels_is_told(installer):
     assert {"probe_is_quiet": "opgraft_probe imports triton"} == installer.failures(installer.install(extra=probe))
 
 
+def test_a_probe_that_finds_what_torch_does_not_see_is_told(installer):
+    probe = "\nfrom opgraft import Available\n@hookimpl\ndef opgraft_probe():\n    return Available(8)\n"
+    name = installer.install(HONEST.replace('platforms=("cpu",)', 'platforms=("acme2",)'), extra=probe)
+
+    message = "the backend is active, and this torch knows no device 'acme2'"
+    assert {"probe_agrees_with_torch": message} == installer.failures(name)
+
+
 @pytest.mark.parametrize(
     ("requirements", "message"),
     [

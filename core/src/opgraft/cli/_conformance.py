@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import sys
 from pathlib import Path
@@ -44,6 +45,7 @@ def conformance(
         suite = Suite(backend, options)
     except ExpectedFailuresError as error:
         fail(str(error), USAGE)
+    faulthandler.enable()  # a kernel that takes the process down leaves a trace of where
     report = suite.report(_progress)
     if html is not None:
         html.write_text(page(report), encoding="utf-8")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from opgraft.kernel_registry import default_registry
 from opgraft.testing import fresh_process
 
 __all__ = ["CIRCUMSTANCES", "DEFAULT_DEVICE", "changed", "in_event_loop", "lasting", "snapshot"]
@@ -46,7 +47,8 @@ def snapshot() -> dict[str, Any]:
     """Note what no call may change; a pool of threads may grow."""
     found = {**lasting(), **fresh_process.snapshot()}
     del found["the number of threads"]
-    return found
+    registry = default_registry()
+    return found | {"opgraft's policy": id(registry.policy.current()), "opgraft's registrations": registry.generation}
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -194,7 +194,7 @@ class Suite:
 
     def checks(self) -> Iterator[Check]:
         """Give every check, cheap ones first; nothing of a kernel runs before its own checks do."""
-        installed = Installed(record=self.record, distribution=self._distribution())
+        installed = Installed(record=self.record, distribution=self._distribution(), detector=self.registry.detector)
         for rule in RULES:
             if rule.scope is Scope.BACKEND:
                 yield self._check(rule, functools.partial(_static, rule, installed))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
+
+from opgraft.hardware import Detector
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
@@ -38,11 +40,14 @@ class Installed:
         What became of it.
     distribution
         Its metadata, or None where it was registered without any.
+    detector
+        Counts the devices that torch sees.
 
     """
 
     record: BackendRecord
     distribution: Distribution | None
+    detector: Detector = field(default_factory=Detector)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

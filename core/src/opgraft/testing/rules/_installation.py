@@ -27,6 +27,16 @@ def backend_loads(installed: Installed) -> None:
 
 
 @rule(scope=Scope.BACKEND)
+def probe_agrees_with_torch(installed: Installed) -> None:
+    """A backend whose probe finds its hardware names a platform of which torch sees a device."""
+    if installed.record.status != "active":
+        raise NotApplicable("the backend is not active")
+    counted = [installed.detector.count(platform) for platform in installed.record.platforms]
+    if not any(count for count, _ in counted):
+        raise Violation(f"the backend is active, and {'; '.join(reason for _, reason in counted)}")
+
+
+@rule(scope=Scope.BACKEND)
 def every_forward_is_accepted(installed: Installed) -> None:
     """Every forward names an op that exists and has that op's parameters."""
     if installed.record.refused:
