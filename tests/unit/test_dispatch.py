@@ -272,6 +272,7 @@ class TestGradients:
         assert 3 == first(op(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own forward mode
 class TestOtherTensors:
     @pytest.fixture
     def op(self):
@@ -288,7 +289,6 @@ class TestOtherTensors:
 
         assert isinstance(result, FakeTensor)
 
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own jvp
     def test_vmap_grad_and_jvp_see_native(self, op):
         assert [[2.0, 4.0], [2.0, 4.0]] == torch.vmap(op)(torch.stack([F, F])).tolist()
         assert [2.0, 2.0] == torch.func.grad(lambda x: op(x).sum())(F).tolist()
