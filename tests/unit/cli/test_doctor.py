@@ -197,7 +197,7 @@ def test_k1_a_word_of_the_policy_that_names_nothing_is_found_with_the_nearest():
         plugins=frozenset({"opgraft-acne"}),
         sources={"force": "OPGRAFT_FORCE", "order": "opgraft.toml"},
     )
-    built = "acme, aot, cute_dsl, jit, native, op, plugin, torch, torch_compile, triton"
+    built = ", ".join(sorted({"acme", "native", "op", *KernelBackend.names()}))  # other tests may have registered some
     said = of(policy)
     assert (
         f"OPGRAFT_FORCE names 'tritn', which nothing here is called; did you mean 'triton'? Known: {built}" == said[0]
