@@ -16,9 +16,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["INPUT_LAYOUTS", "LAYOUTS", "OUTPUT_LAYOUTS", "PLAIN", "Placed", "Placement", "place", "writes"]
+__all__ = ["INPUT_LAYOUTS", "LAYOUTS", "OUTPUT_LAYOUTS", "PLAIN", "Placed", "Placement", "fill", "place", "writes"]
 
 PLAIN: Final = "contiguous"
+FAR = 2**31 + 4096
+"""Where the last row of a far layout begins; the memory before it is reserved and never touched."""
+
 _MARGIN: Final = 32  # elements before and after; keeps the 16-byte alignment of the first one
 
 
@@ -113,7 +116,7 @@ def _expanded(shape: Shape) -> Placement | None:
 def _far(shape: Shape) -> Placement | None:
     if not 2 <= shape[0] <= 8:  # noqa: PLR2004 - few rows, so that few pages are touched
         return None
-    step = (2**31 + 4096) // (shape[0] - 1) + 1
+    step = FAR // (shape[0] - 1) + 1
     return _around(shape, (max(step, _dense(shape)[0]), *_dense(shape)[1:]), 0, _MARGIN)
 
 
@@ -208,7 +211,7 @@ def place(values: Tensor, layout: str, device: torch.device, *, background: Tens
         placement = found
         memory = torch.empty(placement.length, dtype=values.dtype)
         if placement.length <= _FILL_LIMIT:
-            _fill(memory, other_values(values) if background is None else background)
+            fill(memory, other_values(values) if background is None else background)
         repeated = bool(shape) and placement.strides[0] == 0
         own = (1, *shape[1:]) if repeated else shape
         view = memory.as_strided(own, placement.strides, placement.offset)
@@ -243,7 +246,8 @@ def _as_given(values: Tensor) -> tuple[Tensor, Placement]:
     return memory, Placement(length=length, strides=tuple(values.stride()), offset=int(values.storage_offset()))
 
 
-def _fill(memory: Tensor, pattern: Tensor) -> None:
+def fill(memory: Tensor, pattern: Tensor) -> None:
+    """Fill 1-D memory with a pattern, over and over."""
     if memory.numel():
         repeats = -(-memory.numel() // pattern.numel())
         memory.copy_(pattern.repeat(repeats)[: memory.numel()])

@@ -14,7 +14,7 @@ from torch import Tensor
 from opgraft.errors import ArgumentTypeError, ArgumentValueError, NoKernelError, NotSupported
 from opgraft.testing.calls import VALUES, Call, Material
 from opgraft.testing.faults import Declined, NotApplicable, Violation
-from opgraft.testing.layouts import PLAIN, Placed, place
+from opgraft.testing.layouts import PLAIN, Placed, fill, place
 
 if TYPE_CHECKING:
     from opgraft.fused_op import BaseFusedOp
@@ -296,10 +296,7 @@ class Subject:
         like = outputs[self.material.writes[name]]
         dtype: torch.dtype = getattr(torch, dict(call.dtypes)[name])
         buffer = torch.empty(like.shape, dtype=dtype)
-        pattern = canary(buffer)
-        if buffer.numel():
-            repeats = -(-buffer.numel() // pattern.numel())
-            buffer.copy_(pattern.repeat(repeats)[: buffer.numel()].view(buffer.shape))
+        fill(buffer.view(-1), canary(buffer))
         return buffer
 
     def reference(self, call: Call) -> Reference:
