@@ -32,6 +32,7 @@ from opgraft import (
     PluginError,
     UnknownSelectorError,
 )
+from opgraft.ops.attention._clamp_position import ClampPosition
 
 X = torch.tensor([1, 2], dtype=torch.int32)
 F = torch.tensor([1.0, 2.0])
@@ -538,3 +539,15 @@ def test_misuse_is_refused_before_any_launch_however_the_call_comes(call):
         with pytest.raises(ArgumentTypeError, match=r"^dispatch.validated: x must be int32, got float32$"):
             made(square.float())
     assert [] == ran
+
+
+def test_dtypes_stated_for_all_parameters_do_not_speak_of_caller_buffers():
+    registry = registry_on()
+    ClampPosition.publish(registry)
+    offer(registry, ClampPosition.op, lambda seq_lens, *, out=None: out.fill_(7), dtypes=("int32",))
+    function = registry.handle(ClampPosition.op).function
+    out = torch.zeros(2, dtype=torch.int64)
+
+    assert out is function(torch.tensor([1, 2], dtype=torch.int32), out=out)
+    assert [7, 7] == out.tolist()
+    assert [0, 1] == function(torch.tensor([1, 2]), out=out).tolist()

@@ -296,6 +296,7 @@ class Dispatcher:
             arch=arch,
             dtypes=tuple((name, dtype_name(one.dtype)) for name, one in self.arguments.tensors(values)),
             passed=frozenset(n for n, value, default in rows if n in only and value is not default),
+            buffers=frozenset(self.arguments.writes),
             needs_grad=key[1],
             amx=self._amx(platform),
         )

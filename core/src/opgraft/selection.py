@@ -44,6 +44,8 @@ class CallFacts:
         Dtype name of each tensor parameter; a name of ``""`` stands for all of them.
     passed
         Keyword-only parameters given a value other than the default.
+    buffers
+        Caller-buffer parameters: dtypes that a kernel states for all parameters speak of the inputs.
     needs_grad
         Whether gradients are recorded and an input requires one.
     amx
@@ -55,6 +57,7 @@ class CallFacts:
     arch: str = ""
     dtypes: tuple[tuple[str, str], ...] = ()
     passed: frozenset[str] = frozenset()
+    buffers: frozenset[str] = frozenset()
     needs_grad: bool = False
     amx: bool = False
 
@@ -269,7 +272,8 @@ def _unfit(kernel: KernelSpec, facts: CallFacts, *, native_supported: bool) -> s
         return reason
     for parameter, dtype in facts.dtypes:
         allowed = dtypes_of(kernel.dtypes, parameter)
-        if allowed is not None and dtype not in allowed:
+        bound = parameter not in facts.buffers or isinstance(kernel.dtypes, Mapping)
+        if bound and allowed is not None and dtype not in allowed:
             return f"dtype {dtype}{f' of {parameter}' if parameter else ''} not in ({', '.join(allowed)})"
     if kernel.leaves_out & facts.passed:
         return f"does not take {', '.join(sorted(kernel.leaves_out & facts.passed))}, which this call passes"
