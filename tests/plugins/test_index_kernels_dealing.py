@@ -13,6 +13,8 @@ import sys
 import index_cases
 import pytest
 import torch
+import triton
+import triton.language as tl
 from index_check import check
 
 from opgraft_triton_kernels.attention import _row_parts as row_parts
@@ -26,14 +28,14 @@ MODULES = {name: importlib.import_module(f"opgraft_triton_kernels.attention._{na
 SMALL = 128
 
 every_op = pytest.mark.parametrize("name", NAMES)
-# The most programs that each get one place, and how many share the places beyond that.
+# The most parts that each get a program of their own, and how many programs share them beyond that.
 every_plan = pytest.mark.parametrize("plan", [(2100, 1031), (0, 1), (0, 3), (0, 31)], ids=str)
 
 
 def use(plan, monkeypatch):
     """Deal by this plan, and parts so small that short rows have many."""
     monkeypatch.setattr(row_parts, "_MOST_PROGRAMS", plan[0])
-    monkeypatch.setattr(row_parts, "_SPREAD", plan[1])
+    monkeypatch.setattr(row_parts, "_PROGRAMS", plan[1])
     for name, module in MODULES.items():
         small = Launcher(getattr(module, f"{name}_kernel"), PART=SMALL, HAND=8, num_warps=4)
         monkeypatch.setattr(module, "_PART", SMALL)
@@ -78,37 +80,52 @@ def long_rows(name, lengths, columns, dtype=torch.int32, **options):
     return {**arguments, "seq_lens": lens, "prefill_lens": prompts, "window": 217, "max_kv": columns, **options}
 
 
-@pytest.mark.parametrize("most", [0, 10, 2100])
-@pytest.mark.parametrize("spread", [1, 3, 1031])
-@pytest.mark.parametrize("batch", [1, 2, 3, 17, 64, 100])
-@pytest.mark.parametrize("width", [0, 1, 16, 17, 700])
-def test_every_part_of_every_row_is_dealt_once(batch, width, spread, most, monkeypatch):
-    use((most, spread), monkeypatch)
-    programs, parts, spread, turns, bits = row_parts.deal(batch, width, 16)
-    assert max(-(-width // 16), 1) == parts
-    dealt = []
-    for program in range(programs):
-        if program >= spread:
-            dealt.append((program - spread, 0))
-            continue
-        places = [program + turn * spread for turn in range(turns)]
-        dealt += [(place & ((1 << bits) - 1), 1 + (place >> bits)) for place in places]
-    there = [(row, part) for row, part in dealt if row < batch and part < parts]
-    assert [(row, part) for row in range(batch) for part in range(parts)] == sorted(there)
+@triton.jit
+def note_deal(owners_ptr, counts_ptr, batch, parts, dealers, turns, bits, HAND: tl.constexpr):  # noqa: N803
+    """Note for every part of every row which program it was dealt to, and how often it was dealt."""
+    own = tl.program_id(0) >= dealers
+    for turn in range(0, tl.where(own, 1, turns), HAND):
+        row, part, there = row_parts.dealt(turn + tl.arange(0, HAND), batch, parts, dealers, bits, False)
+        place = row * parts + part
+        tl.store(owners_ptr + place, tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), mask=there)
+        tl.atomic_add(counts_ptr + place, 1, mask=there)
 
 
-def test_the_programs_for_a_wide_batch_stay_few():
-    for batch, width in ((256, 131072), (512, 2**20), (4096, 2**20)):
-        programs, *_ = row_parts.deal(batch, width, 1024)
-        assert batch + 1031 == programs
+def dealt(batch, width, part):
+    grid, parts, dealers, turns, bits = row_parts.deal(batch, width, part)
+    owners, counts = torch.zeros(2, batch, parts, dtype=torch.int32)
+    note_deal[grid](owners, counts, batch, parts, dealers, turns, bits, HAND=8)
+    return owners, counts
 
 
-def test_the_parts_of_one_row_come_to_different_programs():
-    batch, width, part = 256, 131072, 1024
-    _, parts, spread, _, bits = row_parts.deal(batch, width, part)
-    for row in (0, 1, 100, 255):
-        owners = {((later << bits) + row) % spread for later in range(parts - 1)}
-        assert parts - 1 == len(owners)
+@interpreted
+@every_plan
+@pytest.mark.parametrize("batch", [1, 3, 17, 64, 100])
+@pytest.mark.parametrize("width", [0, 16, 17, 700])
+def test_every_part_of_every_row_is_dealt_once(batch, width, plan, monkeypatch):
+    use(plan, monkeypatch)
+    _, counts = dealt(batch, width, 16)
+    assert counts.shape == (batch, max(-(-width // 16), 1))
+    assert (counts == 1).all()
+
+
+@pytest.mark.parametrize(("batch", "width"), [(1, 2**30), (8, 2**22), (256, 131072), (300, 2**20), (4096, 4096)])
+def test_the_programs_for_a_wide_batch_stay_few(batch, width):
+    (programs, groups, _), _, dealers, turns, bits = row_parts.deal(batch, width, 1024)
+    assert dealers + (1 << bits) == programs
+    assert 700 < groups * dealers <= 2100
+    assert batch <= groups << bits < batch + (1 << bits)
+    assert groups * dealers * turns < 2 * batch * width // 1024
+
+
+@interpreted
+def test_what_is_there_is_dealt_evenly():
+    owners, _ = dealt(256, 131072, 1024)
+    for row in (0, 1, 100, 255):  # one long row
+        assert len(owners[row].unique()) == 128
+    for length in (2, 4, 32):  # rows of one length, whose first parts have programs of their own
+        shares = owners[:, 1:length].unique(return_counts=True)[1]
+        assert shares.max() <= 256 * (length - 1) / 1016 + 1
 
 
 @interpreted

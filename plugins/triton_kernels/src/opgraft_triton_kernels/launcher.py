@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-__all__ = ["TESTED_TRITON", "Launcher"]
+__all__ = ["TESTED_TRITON", "Launcher", "unspecialized"]
 
 _ARGUMENTS_LAST: Final = "None, None, metadata, None, None, None, {arguments}"
 _ARGUMENTS_AS_TUPLE: Final = "metadata, None, None, None, None, None, annotations, signature, ({arguments},)"
@@ -51,6 +51,25 @@ def launch(grid, {parameters}):
         grid_x, grid_y, grid_z, raw_stream(device), function, cooperative, pdl, {passed}
     )
 """
+
+
+def unspecialized(kernel: Callable[..., None]) -> Any:
+    """Apply ``triton.jit`` so that what is compiled depends on no size, no stride and no alignment.
+
+    Parameters
+    ----------
+    kernel
+        The function. Only its tensors' dtypes and its parameters annotated ``tl.constexpr`` count.
+
+    Returns
+    -------
+    JITFunction
+        What `Launcher` takes; in Triton's interpreter, what that makes of it.
+
+    """
+    parameters = inspect.signature(kernel).parameters.values()
+    run_time = [one.name for one in parameters if "constexpr" not in str(one.annotation)]
+    return triton.jit(kernel, do_not_specialize=run_time)
 
 
 class Launcher:

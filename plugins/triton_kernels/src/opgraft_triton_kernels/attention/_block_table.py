@@ -10,16 +10,33 @@ import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._row_parts import HAND, REACH, at, counted, deal, dealt, narrowed, pick, within
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["block_table"]
 
-# One H200, replayed graph, us for 16, 64, 128 and 512 rows of 131072 tokens, pages of 64; part/warps
-# 512/4 2.44 3.16 5.05 31.3, 256/2 2.27 3.16 4.82 31.0, 128/1 2.08 3.34 4.80 31.1, 1024/4 2.75 3.31 4.80
-# 30.9. A bare strided copy of the same entries takes 2.11 2.57 3.91 28.4: of 512 rows every entry is 64
-# bytes from DRAM, about as many a second as it opens pages.
+# One H200, replayed graph, us for 16, 64, 128 and 512 rows of 131072 tokens, pages of 64: 2.00 2.82 4.08
+# 30.6. A strided copy by torch of the same entries takes 2.01 2.59 4.04 28.2, nothing but the loads and
+# stores in Triton 3.4 and 23.4 in the last two, whatever its shape and its cache hints: every entry is
+# a DRAM access of its own.
 _PART = 512
 _WARPS = 4
+
+
+def _reciprocal(divisor: int) -> tuple[int, int]:
+    """Give factor and shift: ``n // divisor == n * (factor % 2**32) >> shift`` for n from 0 to 2**31 - 1."""
+    shift = 31 + (divisor - 1).bit_length()
+    return (1 << shift) // divisor + 1 - (1 << 32), shift
+
+
+@triton.jit
+def _pages_of(slots, page_size, factor, shift):
+    """Divide by the page size, round down; no slot is negative."""
+    if slots.dtype == tl.int64:
+        pages = slots // page_size
+    else:
+        scaled = slots.to(tl.uint32, bitcast=True).to(tl.uint64) * factor.to(tl.uint32, bitcast=True).to(tl.uint64)
+        pages = (scaled >> shift.to(tl.uint64)).to(tl.int32)
+    return pages
 
 
 @triton.jit
@@ -34,6 +51,8 @@ def _load_pages(
     starts_stride,
     pool,
     page_size,
+    factor,
+    shift,
     width,
     WIDE: tl.constexpr,
     UNIT: tl.constexpr,
@@ -42,14 +61,15 @@ def _load_pages(
     """Give each row's request, or -1, its first position and its number of pages."""
     request = tl.load(requests_ptr + at(row, requests_stride, UNIT), mask=there, other=-1)
     length = tl.load(lengths_ptr + at(row, lengths_stride, UNIT), mask=there, other=0)
-    start = length * 0
+    start = request * 0
     if HAS_STARTS:
         start = tl.load(starts_ptr + at(row, starts_stride, UNIT), mask=there, other=0)
     # The last page holds the last token: this rounds up without a sum that wraps.
-    pages = tl.where(length > 0, (length - 1) // page_size.to(length.dtype) + 1, 0)
-    pages = tl.minimum(narrowed(pages, WIDE), counted(width, WIDE))
+    last = tl.maximum(length, 1) - 1
+    pages = tl.where(length > 0, _pages_of(last, page_size, factor, shift) + 1, 0)
+    pages = narrowed(tl.minimum(pages, counted(width, WIDE)), WIDE)
     request = narrowed(tl.where(within(request, pool), request, -1), WIDE=False)
-    return request, start.to(tl.int64), pages
+    return request, start, pages
 
 
 @triton.jit
@@ -64,6 +84,8 @@ def _write_part(
     columns,
     row_stride,
     page_size,
+    factor,
+    shift,
     width,
     tail,
     out_row_stride,
@@ -72,12 +94,18 @@ def _write_part(
     PART: tl.constexpr,
 ):
     row_ptr = table_ptr + tl.maximum(request, 0).to(tl.int64) * row_stride
-    readable = tl.where(request >= 0, columns, 0)
+    readable = tl.where(request >= 0, counted(columns, WIDE), 0)
     lane = tl.arange(0, PART)
     here = lane < pages - first
-    position = start + first.to(tl.int64) * page_size + lane.to(tl.int64) * page_size
+    begin = start.to(tl.int64) + first.to(tl.int64) * page_size
+    if WIDE:
+        position = begin + lane.to(tl.int64) * page_size
+    else:
+        # A part spans less than 2**30 positions: what begins beyond that reaches no column.
+        begin = tl.minimum(tl.maximum(begin, -1073741824), 1073741824).to(tl.int32)
+        position = begin + lane * page_size.to(tl.int32)
     slots = tl.load(row_ptr + position, mask=here & within(position, readable), other=-1)
-    page = tl.where(slots < 0, -1, slots // page_size.to(slots.dtype)).to(tl.int32)
+    page = tl.where(slots < 0, -1, _pages_of(tl.maximum(slots, 0), page_size, factor, shift)).to(tl.int32)
     kept = here
     if FILL:
         page = tl.where(here, page, tail)
@@ -85,51 +113,30 @@ def _write_part(
     tl.store(out_ptr + row.to(tl.int64) * out_row_stride + first + lane, page, mask=kept)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "table_ptr",
-        "requests_ptr",
-        "lengths_ptr",
-        "starts_ptr",
-        "out_ptr",
-        "batch",
-        "parts",
-        "spread",
-        "turns",
-        "bits",
-        "pool",
-        "columns",
-        "row_stride",
-        "requests_stride",
-        "lengths_stride",
-        "starts_stride",
-        "page_size",
-        "width",
-        "tail",
-        "out_row_stride",
-    ]
-)
+@unspecialized
 def block_table_kernel(
-    table_ptr,
     requests_ptr,
     lengths_ptr,
     starts_ptr,
-    out_ptr,
     batch: tl.int32,
     parts: tl.int32,
-    spread: tl.int32,
+    dealers: tl.int32,
     turns: tl.int32,
     bits: tl.int32,
-    pool: tl.int64,
-    columns: tl.int64,
+    table_ptr,
+    out_ptr,
     row_stride: tl.int64,
+    out_row_stride: tl.int64,
+    pool: tl.int64,
+    page_size: tl.int64,
+    factor: tl.int32,
+    shift: tl.int32,
+    width: tl.int64,
+    columns: tl.int64,
+    tail: tl.int32,
     requests_stride: tl.int64,
     lengths_stride: tl.int64,
     starts_stride: tl.int64,
-    page_size: tl.int64,
-    width: tl.int64,
-    tail: tl.int32,
-    out_row_stride: tl.int64,
     WIDE: tl.constexpr,
     UNIT: tl.constexpr,
     HAS_STARTS: tl.constexpr,
@@ -137,8 +144,8 @@ def block_table_kernel(
     PART: tl.constexpr,
     HAND: tl.constexpr,
 ) -> None:
-    if (tl.program_id(0) >= spread) | (turns == 1):
-        row, part, there = dealt(0, batch, parts, spread, bits, WIDE)
+    if (tl.program_id(0) >= dealers) | (turns == 1):
+        row, part, there = dealt(0, batch, parts, dealers, bits, WIDE)
         request, start, pages = _load_pages(
             requests_ptr,
             lengths_ptr,
@@ -150,6 +157,8 @@ def block_table_kernel(
             starts_stride,
             pool,
             page_size,
+            factor,
+            shift,
             width,
             WIDE,
             UNIT,
@@ -167,6 +176,8 @@ def block_table_kernel(
                 columns,
                 row_stride,
                 page_size,
+                factor,
+                shift,
                 width,
                 tail,
                 out_row_stride,
@@ -177,7 +188,7 @@ def block_table_kernel(
     else:
         lane = tl.arange(0, HAND)
         for turn in range(0, turns, HAND):
-            row, part, there = dealt(turn + lane, batch, parts, spread, bits, WIDE)
+            row, part, there = dealt(turn + lane, batch, parts, dealers, bits, WIDE)
             request, start, pages = _load_pages(
                 requests_ptr,
                 lengths_ptr,
@@ -189,6 +200,8 @@ def block_table_kernel(
                 starts_stride,
                 pool,
                 page_size,
+                factor,
+                shift,
                 width,
                 WIDE,
                 UNIT,
@@ -210,6 +223,8 @@ def block_table_kernel(
                     columns,
                     row_stride,
                     page_size,
+                    factor,
+                    shift,
                     width,
                     tail,
                     out_row_stride,
@@ -268,7 +283,8 @@ def block_table(
 
     Numerics
     --------
-    Exact; addresses and positions are 64-bit.
+    Exact. Addresses are 64-bit; positions are counted in 32 bit while the columns of both tables and
+    the positions of 512 pages stay below 2**30.
 
     Source
     ------
@@ -282,34 +298,37 @@ def block_table(
     if batch == 0 or width == 0:
         return out
     pool, columns = req_to_token.shape
-    programs, parts, spread, turns, bits = deal(batch, width, _PART)
+    grid, parts, dealers, turns, bits = deal(batch, width, _PART)
     starts = kv_lens if kv_starts is None else kv_starts
+    factor, shift = _reciprocal(page_size)
     requests_stride = req_pool_indices.stride(0)
     lengths_stride = kv_lens.stride(0)
     starts_stride = starts.stride(0)
     kernel.launch(
-        (programs, 1, 1),
-        req_to_token,
+        grid,
         req_pool_indices,
         kv_lens,
         starts,
-        out,
         batch,
         parts,
-        spread,
+        dealers,
         turns,
         bits,
-        pool,
-        columns,
+        req_to_token,
+        out,
         req_to_token.stride(0),
+        out.stride(0),
+        pool,
+        page_size,
+        factor,
+        shift,
+        width,
+        columns,
+        -1 if tail is None else tail,
         requests_stride,
         lengths_stride,
         starts_stride,
-        page_size,
-        width,
-        -1 if tail is None else tail,
-        out.stride(0),
-        max(width, turns * spread) > REACH,
+        max(width, columns, page_size * _PART, turns * dealers) > REACH,
         requests_stride == lengths_stride == starts_stride == 1,
         kv_starts is not None,
         fill,

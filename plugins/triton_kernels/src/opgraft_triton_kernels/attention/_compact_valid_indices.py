@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._row_parts import REACH, at, counted, narrowed, within
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["compact_valid_indices"]
 
@@ -29,7 +29,7 @@ def _load_block(indices_ptr, block, blocks, columns, row_stride, stride, UNIT: t
     return tl.load(entry_ptr, mask=column < columns, other=-1), column < columns
 
 
-@triton.jit(do_not_specialize=["indices_ptr", "counts_ptr", "blocks", "columns", "row_stride", "stride"])
+@unspecialized
 def compact_valid_indices_count_kernel(
     indices_ptr,
     counts_ptr,
@@ -54,24 +54,7 @@ def _sum_counts(counts_ptr, begin, end, WIDE: tl.constexpr, COUNTS: tl.constexpr
     return tl.sum(sums, 0)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "indices_ptr",
-        "counts_ptr",
-        "given_ptr",
-        "places_ptr",
-        "out_ptr",
-        "rows",
-        "blocks",
-        "group",
-        "columns",
-        "row_stride",
-        "stride",
-        "given_stride",
-        "capacity",
-        "out_stride",
-    ]
-)
+@unspecialized
 def compact_valid_indices_kernel(
     indices_ptr,
     counts_ptr,

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["cp_interleave_split"]
 
@@ -18,7 +17,7 @@ _TILE = 1024
 _WARPS = 8
 
 
-@triton.jit(do_not_specialize=["lengths_ptr", "shares_ptr", "requests_ptr", "batch", "stride", "world", "rank"])
+@unspecialized
 def cp_interleave_split_kernel(
     lengths_ptr,
     shares_ptr,

@@ -22,14 +22,15 @@ from opgraft_triton_kernels.attention._row_parts import (
     pick,
     within,
 )
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["csr_kv_indices"]
 
-# One H200, replayed graph, us for 1 and 8 rows of 131072, 64 of 32768, 256 of 8192, 512 of 4096, and one
-# of 131072 beside 255 of 64; part/warps 1024/2 1.79 2.74 3.93 3.93 3.87 2.26, 1024/4 1.84 2.87 4.14 4.11
-# 4.03 2.36, 2048/4 1.75 2.74 3.97 3.98 3.92 2.26, 512/1 1.93 2.90 5.02 5.03 4.77 2.73; a copy of the same
-# bytes 1.40 2.42 3.50 3.49 3.52 1.44.
+# One H200, replayed graph, over a copy of the same bytes, for 1 and 8 rows of 131072, 64 of 32768, 256
+# of 8192, 512 of 4096, and one of 131072 beside 255 of 64; part/warps 1024/2 1.23 1.08 1.07 1.07 1.05
+# 1.39, 1024/1 1.25 1.08 1.06 1.05 1.05 1.35, 512/1 1.22 1.10 1.17 1.12 1.11 1.52, 2048/4 1.19 1.08 1.06
+# 1.09 1.08 1.59; 1024/1 takes a tenth longer for short rows. The parameters of the kernels stand in the
+# order in which they are needed: 2 per cent.
 _PART = 1024
 _WARPS = 2
 
@@ -151,50 +152,24 @@ def _write_part(
         copy_part(row_ptr + position, target_ptr, out_stride, position, end, readable, PART, UNIT)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "table_ptr",
-        "requests_ptr",
-        "lengths_ptr",
-        "offsets_ptr",
-        "starts_ptr",
-        "map_ptr",
-        "out_ptr",
-        "batch",
-        "parts",
-        "spread",
-        "turns",
-        "bits",
-        "pool",
-        "columns",
-        "row_stride",
-        "requests_stride",
-        "lengths_stride",
-        "offsets_stride",
-        "starts_stride",
-        "page_size",
-        "map_stride",
-        "tokens",
-        "capacity",
-        "out_stride",
-    ]
-)
+@unspecialized
 def csr_kv_indices_kernel(
-    table_ptr,
     requests_ptr,
     lengths_ptr,
     offsets_ptr,
-    starts_ptr,
-    map_ptr,
-    out_ptr,
     batch: tl.int32,
     parts: tl.int32,
-    spread: tl.int32,
+    dealers: tl.int32,
     turns: tl.int32,
     bits: tl.int32,
+    table_ptr,
+    out_ptr,
+    row_stride: tl.int64,
+    capacity: tl.int64,
     pool: tl.int64,
     columns: tl.int64,
-    row_stride: tl.int64,
+    starts_ptr,
+    map_ptr,
     requests_stride: tl.int64,
     lengths_stride: tl.int64,
     offsets_stride: tl.int64,
@@ -202,7 +177,6 @@ def csr_kv_indices_kernel(
     page_size: tl.int64,
     map_stride: tl.int64,
     tokens: tl.int64,
-    capacity: tl.int64,
     out_stride: tl.int64,
     WIDE: tl.constexpr,
     UNIT: tl.constexpr,
@@ -212,8 +186,8 @@ def csr_kv_indices_kernel(
     PART: tl.constexpr,
     HAND: tl.constexpr,
 ) -> None:
-    if (tl.program_id(0) >= spread) | (turns == 1):
-        row, part, there = dealt(0, batch, parts, spread, bits, WIDE)
+    if (tl.program_id(0) >= dealers) | (turns == 1):
+        row, part, there = dealt(0, batch, parts, dealers, bits, WIDE)
         request, start, offset, length = _load_run(
             requests_ptr,
             lengths_ptr,
@@ -261,7 +235,7 @@ def csr_kv_indices_kernel(
     else:
         lane = tl.arange(0, HAND)
         for turn in range(0, turns, HAND):
-            row, part, there = dealt(turn + lane, batch, parts, spread, bits, WIDE)
+            row, part, there = dealt(turn + lane, batch, parts, dealers, bits, WIDE)
             request, start, offset, length = _load_run(
                 requests_ptr,
                 lengths_ptr,
@@ -378,7 +352,7 @@ def csr_kv_indices(
     if batch == 0 or capacity == 0:
         return out
     pool, columns = req_to_token.shape
-    programs, parts, spread, turns, bits = deal(batch, min(columns * page_size, capacity), _PART)
+    grid, parts, dealers, turns, bits = deal(batch, min(columns * page_size, capacity), _PART)
     starts = kv_lens if kv_starts is None else kv_starts
     tokens = req_pool_indices if token_map is None else token_map
     requests_stride = req_pool_indices.stride(0)
@@ -387,22 +361,23 @@ def csr_kv_indices(
     starts_stride = starts.stride(0)
     out_stride = out.stride(0)
     kernel.launch(
-        (programs, 1, 1),
-        req_to_token,
+        grid,
         req_pool_indices,
         kv_lens,
         kv_indptr,
-        starts,
-        tokens,
-        out,
         batch,
         parts,
-        spread,
+        dealers,
         turns,
         bits,
+        req_to_token,
+        out,
+        req_to_token.stride(0),
+        capacity,
         pool,
         columns,
-        req_to_token.stride(0),
+        starts,
+        tokens,
         requests_stride,
         lengths_stride,
         offsets_stride,
@@ -410,9 +385,8 @@ def csr_kv_indices(
         page_size,
         tokens.stride(0),
         tokens.shape[0],
-        capacity,
         out_stride,
-        max(columns * page_size, capacity, turns * spread) > REACH,
+        max(columns * page_size, capacity, turns * dealers) > REACH,
         requests_stride == lengths_stride == offsets_stride == starts_stride == out_stride == 1,
         kv_starts is not None,
         page_size != 1 or token_map is not None,

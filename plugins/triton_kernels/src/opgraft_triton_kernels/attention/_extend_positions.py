@@ -6,28 +6,15 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._runs import LOOKUPS, PLACES, WARPS, ends_need_64_bit, runs_of_places
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["extend_positions"]
 
 
-@triton.jit(
-    do_not_specialize=[
-        "extends_ptr",
-        "prefixes_ptr",
-        "out_ptr",
-        "batch",
-        "prefixes",
-        "total",
-        "extends_stride",
-        "prefixes_stride",
-        "out_stride",
-    ]
-)
+@unspecialized
 def extend_positions_kernel(
     extends_ptr,
     prefixes_ptr,

@@ -22,45 +22,38 @@ from opgraft_triton_kernels.attention._row_parts import (
     pick,
     within,
 )
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["prefill_aware_page_table"]
 
-# One H200, replayed graph, us for 1 and 8 rows of 131072, 64 of 32768, 256 of 8192, 512 of 4096, and one
-# of 131072 beside 255 of 64; part/warps 1024/2 1.95 2.91 4.33 4.17 4.28 2.74, 1024/4 1.97 3.02 4.33 4.21
-# 4.26 2.73, 2048/4 1.95 2.97 4.37 4.24 4.30 2.62, 512/1 2.10 3.08 5.22 5.23 5.12 3.14; a copy of the same
-# bytes 1.40 2.42 3.50 3.49 3.52 1.44.
+# One H200, replayed graph, over a copy of the same bytes, for 1 and 8 rows of 131072, 64 of 32768, 256
+# of 8192, 512 of 4096, and one of 131072 beside 255 of 64; part/warps 1024/2 1.34 1.17 1.12 1.12 1.09
+# 1.48, 1024/1 1.34 1.20 1.18 1.14 1.12 1.50, 512/1 1.36 1.19 1.19 1.17 1.20 1.65, 2048/4 1.28 1.16 1.15
+# 1.10 1.08 1.65.
 _PART = 1024
 _WARPS = 2
 
 
 @triton.jit
-def _load_view(
-    requests_ptr,
-    lengths_ptr,
-    prompts_ptr,
-    row,
-    there,
-    requests_stride,
-    lengths_stride,
-    prompts_stride,
-    pool,
-    window,
-    width,
-    WIDE: tl.constexpr,
-    UNIT: tl.constexpr,
-):
-    """Give each row's request, or -1, prompt length, positions in sight and positions forgotten."""
+def _load_request(requests_ptr, lengths_ptr, row, there, requests_stride, lengths_stride, pool, UNIT: tl.constexpr):
+    """Give each row's request, or -1, and its length."""
     request = tl.load(requests_ptr + at(row, requests_stride, UNIT), mask=there, other=-1)
     length = tl.load(lengths_ptr + at(row, lengths_stride, UNIT), mask=there, other=0)
     request = narrowed(tl.where(within(request, pool), request, -1), WIDE=False)
+    return request, tl.maximum(length, 0)
+
+
+@triton.jit
+def _load_view(
+    prompts_ptr, request, length, there, prompts_stride, window, width, WIDE: tl.constexpr, UNIT: tl.constexpr
+):
+    """Give each row's prompt length, positions in sight and positions forgotten."""
     prompt_ptr = prompts_ptr + at(request, prompts_stride, UNIT)
-    prompt = tl.load(prompt_ptr, mask=request >= 0, other=0)
-    length = tl.maximum(length, 0)
+    prompt = tl.load(prompt_ptr, mask=there & (request >= 0), other=0)
     prompt = tl.minimum(tl.maximum(prompt, 0), length)
     seen = prompt + tl.minimum(length - prompt, counted(window, WIDE))
     seen = tl.minimum(seen, counted(width, WIDE))
-    return request, narrowed(prompt, WIDE), narrowed(seen, WIDE), narrowed(length - seen, WIDE)
+    return narrowed(prompt, WIDE), narrowed(seen, WIDE), narrowed(length - seen, WIDE)
 
 
 @triton.jit
@@ -102,53 +95,28 @@ def _write_part(
         tl.store(target_ptr + at(lane, out_stride, UNIT), 0, mask=behind)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "table_ptr",
-        "requests_ptr",
-        "lengths_ptr",
-        "prompts_ptr",
-        "out_ptr",
-        "out_lengths_ptr",
-        "batch",
-        "parts",
-        "spread",
-        "turns",
-        "bits",
-        "pool",
-        "columns",
-        "row_stride",
-        "requests_stride",
-        "lengths_stride",
-        "prompts_stride",
-        "window",
-        "width",
-        "out_row_stride",
-        "out_stride",
-        "out_lengths_stride",
-    ]
-)
+@unspecialized
 def prefill_aware_page_table_kernel(
-    table_ptr,
     requests_ptr,
     lengths_ptr,
     prompts_ptr,
-    out_ptr,
-    out_lengths_ptr,
     batch: tl.int32,
     parts: tl.int32,
-    spread: tl.int32,
+    dealers: tl.int32,
     turns: tl.int32,
     bits: tl.int32,
-    pool: tl.int64,
-    columns: tl.int64,
+    table_ptr,
+    out_ptr,
     row_stride: tl.int64,
+    out_row_stride: tl.int64,
+    pool: tl.int64,
+    window: tl.int64,
+    width: tl.int64,
+    columns: tl.int64,
+    out_lengths_ptr,
     requests_stride: tl.int64,
     lengths_stride: tl.int64,
     prompts_stride: tl.int64,
-    window: tl.int64,
-    width: tl.int64,
-    out_row_stride: tl.int64,
     out_stride: tl.int64,
     out_lengths_stride: tl.int64,
     WIDE: tl.constexpr,
@@ -157,24 +125,15 @@ def prefill_aware_page_table_kernel(
     PART: tl.constexpr,
     HAND: tl.constexpr,
 ) -> None:
-    if (tl.program_id(0) >= spread) | (turns == 1):
-        row, part, there = dealt(0, batch, parts, spread, bits, WIDE)
-        request, prompt, seen, forgotten = _load_view(
-            requests_ptr,
-            lengths_ptr,
-            prompts_ptr,
-            row,
-            there,
-            requests_stride,
-            lengths_stride,
-            prompts_stride,
-            pool,
-            window,
-            width,
-            WIDE,
-            UNIT,
+    if (tl.program_id(0) >= dealers) | (turns == 1):
+        row, part, there = dealt(0, batch, parts, dealers, bits, WIDE)
+        request, length = _load_request(
+            requests_ptr, lengths_ptr, row, there, requests_stride, lengths_stride, pool, UNIT
         )
-        if part == 0:
+        prompt, seen, forgotten = _load_view(
+            prompts_ptr, request, length, there, prompts_stride, window, width, WIDE, UNIT
+        )
+        if there & (part == 0):
             tl.store(out_lengths_ptr + at(row, out_lengths_stride, UNIT), seen.to(tl.int32))
         # No condition on what was loaded before the table is read: it would delay the other loads.
         if there if FILL else row >= 0:
@@ -200,46 +159,44 @@ def prefill_aware_page_table_kernel(
     else:
         lane = tl.arange(0, HAND)
         for turn in range(0, turns, HAND):
-            row, part, there = dealt(turn + lane, batch, parts, spread, bits, WIDE)
-            request, prompt, seen, forgotten = _load_view(
-                requests_ptr,
-                lengths_ptr,
-                prompts_ptr,
-                row,
-                there,
-                requests_stride,
-                lengths_stride,
-                prompts_stride,
-                pool,
-                window,
-                width,
-                WIDE,
-                UNIT,
+            row, part, there = dealt(turn + lane, batch, parts, dealers, bits, WIDE)
+            request, length = _load_request(
+                requests_ptr, lengths_ptr, row, there, requests_stride, lengths_stride, pool, UNIT
             )
             first = part * PART
-            todo = tl.where(there if FILL else there & (first < seen), lane, HAND)
+            if not FILL:
+                # As many as can exist at all: known while the prompts, which say how many do, are on
+                # their way.
+                there = there & (first < length)
+            prompt, seen, forgotten = _load_view(
+                prompts_ptr, request, length, there, prompts_stride, window, width, WIDE, UNIT
+            )
+            todo = tl.where(there, lane, HAND)
             current = tl.min(todo, 0)
             while current < HAND:
                 chosen = lane == current
-                _write_part(
-                    table_ptr,
-                    out_ptr,
-                    pick(chosen, request),
-                    pick(chosen, prompt),
-                    pick(chosen, seen),
-                    pick(chosen, forgotten),
-                    pick(chosen, row),
-                    pick(chosen, first),
-                    columns,
-                    row_stride,
-                    width,
-                    out_row_stride,
-                    out_stride,
-                    WIDE,
-                    UNIT,
-                    FILL,
-                    PART,
-                )
+                begin = pick(chosen, first)
+                end = pick(chosen, seen)
+                if FILL or begin < end:
+                    _write_part(
+                        table_ptr,
+                        out_ptr,
+                        pick(chosen, request),
+                        pick(chosen, prompt),
+                        end,
+                        pick(chosen, forgotten),
+                        pick(chosen, row),
+                        begin,
+                        columns,
+                        row_stride,
+                        width,
+                        out_row_stride,
+                        out_stride,
+                        WIDE,
+                        UNIT,
+                        FILL,
+                        PART,
+                    )
                 todo = tl.where(chosen, HAND, todo)
                 current = tl.min(todo, 0)
 
@@ -308,37 +265,37 @@ def prefill_aware_page_table(
         return out, out_lens
     pool, columns = req_to_token.shape
     width = out.shape[1]
-    programs, parts, spread, turns, bits = deal(batch, width, _PART)
+    grid, parts, dealers, turns, bits = deal(batch, width, _PART)
     requests_stride = req_pool_indices.stride(0)
     lengths_stride = seq_lens.stride(0)
     prompts_stride = prefill_lens.stride(0)
     out_row_stride, out_stride = out.stride()
     out_lengths_stride = out_lens.stride(0)
     kernel.launch(
-        (programs, 1, 1),
-        req_to_token,
+        grid,
         req_pool_indices,
         seq_lens,
         prefill_lens,
-        out,
-        out_lens,
         batch,
         parts,
-        spread,
+        dealers,
         turns,
         bits,
-        pool,
-        columns,
+        req_to_token,
+        out,
         req_to_token.stride(0),
+        out_row_stride,
+        pool,
+        min(window, width),
+        width,
+        columns,
+        out_lens,
         requests_stride,
         lengths_stride,
         prompts_stride,
-        min(window, width),
-        width,
-        out_row_stride,
         out_stride,
         out_lengths_stride,
-        max(columns, width, turns * spread) > REACH,
+        max(columns, width, turns * dealers) > REACH,
         requests_stride == lengths_stride == prompts_stride == out_stride == out_lengths_stride == 1,
         fill,
     )

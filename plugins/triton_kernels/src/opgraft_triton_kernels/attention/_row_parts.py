@@ -1,11 +1,11 @@
 """Rows of unequal length, cut into parts of one size and dealt to programs.
 
 One long row among many short ones costs what their sum costs, and no program searches for its work
-among all rows. The places for parts go through the second parts of all rows, then through the third
-parts, and so on; the first ``spread`` programs are dealt them like cards, one after the other. Each
-looks at a hand of them at once, one a lane, to see which of these parts exist at all. As the number
-of programs is prime, the parts of one row come to different programs. The first part of every row
-has a program of its own, and so has every place while there are few: those look nowhere.
+among all rows. The first part of every row has a program of its own, and so has every later part
+while there are few. Otherwise neighbouring rows form a group, and each program of a group is dealt
+one part of every row of it, from another place in each row: those of one row all go to different
+programs, and so do the second parts of all. The program looks at its parts at once, one a lane, to
+see which of them exist at all.
 
 How many programs there are depends on sizes that the host knows, never on a length.
 """
@@ -39,16 +39,18 @@ HAND = 32
 REACH = 2**30
 """Sizes up to this are counted in 32 bit: a sum of two positions fits an unsigned integer."""
 
-# One H200, replayed graph, us of csr_kv_indices | prefill_aware_page_table at part 1024, 2 warps, for
-# one row of 131072 beside 255 of 64, and for 512 rows of 4096 in tables 131072 wide: spread 257 2.78 |
-# 3.31 and 5.99 | 7.32, 521 2.26 | 2.74 and 4.49 | 5.05, 1031 2.19 | 2.58 and 4.14 | 4.47. A program more
-# costs 0.6 ns beside the 0.9 us of a launch, a second hand some 0.4 us. Rows of which every part has
-# a program: 64 x 32768 take 3.93 | 4.33, dealt to 521 programs 4.24 | 4.46.
+# One H200, replayed graph, csr_kv_indices | prefill_aware_page_table over a copy of the same bytes, at
+# part 1024, 2 warps, for one row of 131072 beside 255 of 64, and for 512 rows of 4096 in tables 131072
+# wide: 750 programs 1.49 | 1.61 and 1.27 | 1.35, 1500 1.39 | 1.48 and 1.10 | 1.16, 3000 1.77 | 1.77 and
+# 1.10 | 1.19. Hands of 64 lanes for half the programs, and programs of one warp, are no faster; nor are
+# first parts that are dealt like the others. Were the programs of a group not neighbours, those of one
+# row would share a quarter of the GPU: 1.45 | 1.58. A scan of all lengths in every program takes 0.7 us.
 _MOST_PROGRAMS = 2100
-_SPREAD = 1031
+_PROGRAMS = 1500
+_MOST_GROUPS = 65535
 
 
-def deal(batch: int, width: int, part: int) -> tuple[int, int, int, int, int]:
+def deal(batch: int, width: int, part: int) -> tuple[tuple[int, int, int], int, int, int, int]:
     """Lay out the programs for rows of up to `width` elements.
 
     Parameters
@@ -62,29 +64,35 @@ def deal(batch: int, width: int, part: int) -> tuple[int, int, int, int, int]:
 
     Returns
     -------
-    tuple of int
-        Programs; parts of a row, at least 1; programs of the later parts; places that each of them
-        is dealt; bits of a row number.
+    tuple
+        Grid, of programs of a group by groups of rows; parts of a row, at least 1; how many programs
+        of a group are dealt later parts, before those for the first parts; parts that each of them
+        is dealt; bits of the number of a row in its group.
 
     """
     parts = max((width + part - 1) // part, 1)
-    bits = (batch - 1).bit_length()
-    places = (parts - 1) << bits
-    spread = places if places <= _MOST_PROGRAMS else _SPREAD
-    turns = (places + spread - 1) // spread if spread else 1
-    return batch + spread, parts, spread, turns, bits
+    later = parts - 1
+    dealers, bits = later, (batch // _MOST_GROUPS).bit_length()
+    if batch * later > _MOST_PROGRAMS:
+        bits = min((batch * later // _PROGRAMS).bit_length(), (batch - 1).bit_length())
+        dealers = min(later, max((_PROGRAMS << bits) // batch, 1))
+    groups = (batch + (1 << bits) - 1) >> bits
+    turns = ((later + dealers - 1) // dealers if dealers else 1) << bits
+    return (dealers + (1 << bits), groups, 1), parts, dealers, turns, bits
 
 
 @triton.jit
-def dealt(hand, batch, parts, spread, bits, WIDE: tl.constexpr):
-    """Give row and part of a place of this program's hand, and whether there is such a part."""
+def dealt(hand, batch, parts, dealers, bits, WIDE: tl.constexpr):
+    """Give row and part of a lane of this program's hand, and whether there is such a part."""
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
-    own = program >= spread
-    place = program + hand * spread
-    row = tl.where(own, program - spread, place & ((1 << bits) - 1))
-    part = tl.where(own, hand, 1 + (place >> bits))
+    own = program >= dealers
+    rank = hand & ((1 << bits) - 1)
+    begin = program + ((rank * dealers.to(program.dtype)) >> bits)
+    begin -= tl.where(begin >= dealers, dealers, 0)
+    part = tl.where(own, hand, 1 + begin + (hand >> bits) * dealers)
+    row = (tl.program_id(1) << bits) + tl.where(own, program - dealers, rank)
     return row, part, (row < batch) & (part < tl.where(own, 1, parts))
 
 
@@ -148,6 +156,29 @@ def _copy_aligned(source, target, source_type: tl.constexpr, target_type: tl.con
 
 
 @triton.jit
+def _lanes(FIRST: tl.constexpr, LANES: tl.constexpr):
+    # In two dimensions, or Triton lays these lanes out like those of the aligned copy beside it:
+    # four neighbours to a thread, which would then be read one at a time.
+    return FIRST + tl.arange(0, LANES // 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+
+
+@triton.jit
+def _load_lanes(source_ptr, position, begin, end, columns, FIRST: tl.constexpr, LANES: tl.constexpr):
+    lane = _lanes(FIRST, LANES)
+    here = (lane >= begin) & (lane < end) & within(position + lane, columns)
+    return tl.load(source_ptr + lane, mask=here, other=-1)
+
+
+@triton.jit
+def _store_lanes(
+    target_ptr, target_stride, entries, begin, end, FIRST: tl.constexpr, LANES: tl.constexpr, UNIT: tl.constexpr
+):
+    lane = _lanes(FIRST, LANES)
+    here = (lane >= begin) & (lane < end)
+    tl.store(target_ptr + at(lane, target_stride, UNIT), entries.to(target_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
 def copy_lanes(
     source_ptr, target_ptr, target_stride, position, begin, end, columns, PART: tl.constexpr, UNIT: tl.constexpr
 ):
@@ -155,13 +186,12 @@ def copy_lanes(
 
     Lane i is the entry at `position` + i of a table row of so many columns, and -1 outside it.
     """
-    # In two dimensions, or Triton lays these lanes out like those of the aligned copy beside it:
-    # four neighbours to a thread, which would then be read one at a time.
-    lane = tl.arange(0, PART // 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
-    here = (lane >= begin) & (lane < end)
-    entries = tl.load(source_ptr + lane, mask=here & within(position + lane, columns), other=-1)
-    places = at(lane, target_stride, UNIT)
-    tl.store(target_ptr + places, entries.to(target_ptr.dtype.element_ty), mask=here)
+    HALF: tl.constexpr = PART // 2
+    entries = _load_lanes(source_ptr, position, begin, end, columns, 0, HALF)
+    if end > HALF:
+        later = _load_lanes(source_ptr, position, begin, end, columns, HALF, HALF)
+        _store_lanes(target_ptr, target_stride, later, begin, end, HALF, HALF, UNIT)
+    _store_lanes(target_ptr, target_stride, entries, begin, end, 0, HALF, UNIT)
 
 
 @triton.jit

@@ -6,27 +6,15 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._runs import LOOKUPS, PLACES, WARPS, ends_need_64_bit, runs_of_places
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["seqlens_expand"]
 
 
-@triton.jit(
-    do_not_specialize=[
-        "queries_ptr",
-        "lengths_ptr",
-        "out_ptr",
-        "batch",
-        "total",
-        "queries_stride",
-        "lengths_stride",
-        "out_stride",
-    ]
-)
+@unspecialized
 def seqlens_expand_kernel(
     queries_ptr,
     lengths_ptr,

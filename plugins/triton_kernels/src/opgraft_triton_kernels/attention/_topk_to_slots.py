@@ -6,48 +6,29 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._row_parts import at, within
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["topk_to_slots"]
 
-# One H200, replayed graph, us for 1, 16, 64, 256 and 1024 queries of 2048 random positions each in a
-# row of 131072; block/warps 512/4 2.09 2.10 2.88 11.0 59.5, 256/4 1.97 2.24 2.91 12.0 59.8, 1024/8 2.31
-# 2.39 2.85 10.5 57.2.
+# One H200, replayed graph, us for 64 queries of 64 and of 8 requests and for 1024 of 128, 2048 random
+# positions each in rows of 131072: 2.75 2.96 25.5; with the first blocks of all queries before their
+# second ones the last takes 34.9.
 _BLOCK = 512
-_BOUNDS = 8
+_BOUNDS = 4
 _LANES = 32
 _WARPS = 4
 
 
-@triton.jit(
-    do_not_specialize=[
-        "table_ptr",
-        "topk_ptr",
-        "bounds_ptr",
-        "out_ptr",
-        "rows",
-        "columns",
-        "tokens",
-        "k",
-        "table_row_stride",
-        "table_stride",
-        "topk_row_stride",
-        "topk_stride",
-        "bounds_stride",
-        "out_row_stride",
-        "out_stride",
-        "page_size",
-    ]
-)
+@unspecialized
 def topk_to_slots_kernel(
     table_ptr,
     topk_ptr,
     bounds_ptr,
     out_ptr,
+    blocks: tl.int32,
     rows: tl.int64,
     columns: tl.int64,
     tokens: tl.int64,
@@ -67,8 +48,11 @@ def topk_to_slots_kernel(
     BOUNDS: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    token = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # The blocks of a query are neighbours, and so are the queries of a request: what they read of its
+    # row is still in the L2 cache.
+    query = tl.program_id(0) // blocks
+    token = query.to(tl.int64)
+    place = (tl.program_id(0) - query * blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     selected = place < tl.where(token < tokens, k, 0)
     topk_row_ptr = topk_ptr + token * topk_row_stride
     position = tl.load(topk_row_ptr + at(place, topk_stride, UNIT), mask=selected, other=-1)
@@ -80,11 +64,11 @@ def topk_to_slots_kernel(
         for first in range(0, rows, BOUNDS * LANES):
             for part in tl.static_range(BOUNDS):
                 request = first + part * LANES + tl.arange(0, LANES)
-                bound_ptr = bounds_ptr + (request + 1) * bounds_stride
+                bound_ptr = bounds_ptr + at(request + 1, bounds_stride, UNIT)
                 bound = tl.load(bound_ptr, mask=request < rows, other=0)
-                ended += ((request < rows) & (bound <= token)).to(tl.int32)
+                ended += ((request < rows) & (bound <= query)).to(tl.int32)
         row = tl.sum(ended, 0).to(tl.int64)
-        row = tl.where((token >= tl.load(bounds_ptr)) & (row < rows), row, -1)
+        row = tl.where((query >= tl.load(bounds_ptr)) & (row < rows), row, -1)
     row_ptr = table_ptr + tl.maximum(row, 0) * table_row_stride
     readable = tl.where(row >= 0, columns, 0)
     if PAGED:
@@ -161,12 +145,15 @@ def topk_to_slots(
     table_row_stride, table_stride = table.stride()
     topk_row_stride, topk_stride = topk.stride()
     out_row_stride, out_stride = out.stride()
+    bounds_stride = bounds.stride(-1)
+    blocks = (k + _BLOCK - 1) // _BLOCK
     kernel.launch(
-        (written, (k + _BLOCK - 1) // _BLOCK, 1),
+        (written * blocks, 1, 1),
         table,
         topk,
         bounds,
         out,
+        blocks,
         table.shape[0],
         table.shape[1],
         tokens,
@@ -175,11 +162,11 @@ def topk_to_slots(
         table_stride,
         topk_row_stride,
         topk_stride,
-        bounds.stride(0),
+        bounds_stride,
         out_row_stride,
         out_stride,
         page_size,
-        topk_stride == table_stride == out_stride == 1,
+        topk_stride == table_stride == out_stride == bounds_stride == 1,
         cu_q is not None,
         page_size != 1,
     )

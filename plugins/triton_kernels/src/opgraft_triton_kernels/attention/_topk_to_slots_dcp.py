@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._row_parts import at
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["topk_to_slots_dcp"]
 
@@ -18,7 +17,7 @@ _BLOCK = 1024
 _WARPS = 4
 
 
-@triton.jit(do_not_specialize=["slots_ptr", "out_ptr", "counts_ptr", "k", "row_stride", "stride", "world", "rank"])
+@unspecialized
 def topk_to_slots_dcp_kernel(
     slots_ptr,
     out_ptr,

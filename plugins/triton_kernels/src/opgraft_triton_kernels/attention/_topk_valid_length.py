@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from opgraft_triton_kernels.attention._row_parts import at
-from opgraft_triton_kernels.launcher import Launcher
+from opgraft_triton_kernels.launcher import Launcher, unspecialized
 
 __all__ = ["topk_valid_length"]
 
@@ -19,7 +18,7 @@ _BLOCK = 2048
 _WARPS = 8
 
 
-@triton.jit(do_not_specialize=["topk_ptr", "out_ptr", "k", "row_stride", "stride", "minimum"])
+@unspecialized
 def topk_valid_length_kernel(
     topk_ptr,
     out_ptr,
