@@ -84,6 +84,16 @@ def test_a_kernels_own_dtypes_narrow_the_combinations():
     assert () == Material(op, {"seq_lens": ("float32",)}).combinations
 
 
+def test_a_call_can_keep_what_the_host_knows_of_another():
+    material = Material(opgraft.op("attention.csr_kv_indices").op)
+    call = Call(size=300, seed=1, dtypes=material.combinations[0])
+    one, other = material.arguments(call), material.arguments(call.but(seed=2))
+    both = material.arguments(call.but(seed=2, host_seed=1))
+    assert one["total"] != other["total"]
+    assert one["total"] == both["total"]
+    assert torch.equal(other["kv_lens"], both["kv_lens"])
+
+
 def test_only_an_op_that_works_element_by_element_gets_arbitrary_values():
     assert Material(opgraft.op(CLAMP).op).is_elementwise
     assert not Material(opgraft.op("attention.cp_interleave_split").op).is_elementwise

@@ -61,6 +61,8 @@ class Call:
         What the op's ``sample`` is asked for.
     seed
         Of the random generator.
+    host_seed
+        Seed of the sample from which everything but the tensors comes; the same one if None.
     dtypes
         Dtype name of each tensor parameter.
     layouts
@@ -77,6 +79,7 @@ class Call:
     source: str = SAMPLE
     size: int = 0
     seed: int = 0
+    host_seed: int | None = None
     dtypes: tuple[tuple[str, str], ...] = ()
     layouts: tuple[tuple[str, str], ...] = ()
     buffers: tuple[tuple[str, str], ...] = ()
@@ -228,10 +231,16 @@ class Material:
             dtype = torch_dtype(dict(call.dtypes)[name])
             return {name: _tensor_of(call.values, dtype)}
         if call.source == SAMPLE:
-            dtypes = {name: torch_dtype(word) for name, word in call.dtypes}
-            generator = torch.Generator().manual_seed(call.seed)
-            return dict(self._sample(call.size, dtypes=dtypes, generator=generator))
+            arguments = self._sampled(call, call.seed)
+            if call.host_seed is not None:
+                known = self._sampled(call, call.host_seed)
+                arguments |= {name: value for name, value in known.items() if not isinstance(value, Tensor)}
+            return arguments
         return dict(self._edge_cases(call.dtypes)[call.source])
+
+    def _sampled(self, call: Call, seed: int) -> dict[str, Any]:
+        dtypes = {name: torch_dtype(word) for name, word in call.dtypes}
+        return dict(self._sample(call.size, dtypes=dtypes, generator=torch.Generator().manual_seed(seed)))
 
     def _generic(self, size: int, *, dtypes: Mapping[str, torch.dtype], generator: torch.Generator) -> dict[str, Any]:
         """Draw arguments for an op that has no ``sample``, from the shapes it states.
