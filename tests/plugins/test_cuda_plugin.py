@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -43,14 +44,19 @@ def test_the_probe_asks_torch_s_build_and_its_device_count(built_for, count, exp
     assert not torch.cuda.is_initialized()
 
 
-def test_loading_it_imports_neither_torch_nor_a_kernel():
+@pytest.mark.parametrize("package", ["cuda", "cuda/bindings"])
+def test_loading_it_imports_neither_torch_nor_a_kernel(package, tmp_path):
+    (tmp_path / package).mkdir(parents=True)
+    for folder in {"cuda", package}:
+        (tmp_path / folder / "__init__.py").touch()
     program = (
-        "import sys, opgraft_cuda.plugin\n"
+        "import sys, opgraft_cuda.plugin as plugin\n"
         "heavy = ('torch', 'triton', 'opgraft_triton_kernels.attention', 'opgraft_triton_kernels.launcher', 'cuda', 'opgraft_cuda.nvrtc')\n"
-        "print([name for name in heavy if name in sys.modules])"
+        "print([name for name in heavy if name in sys.modules], hasattr(plugin, 'clamp_position_jit'))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "[]\n" == done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert f"[] {package == 'cuda/bindings'}\n" == done.stdout
 
 
 @pytest.mark.parametrize("arch", ["8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from opgraft import Available, Backend, CapabilityRequirement, KernelBackend, Unavailable, forward, hookimpl
@@ -42,11 +42,10 @@ globals().update(offered(capabilities=ARCHS))
 
 
 def _has_cuda_bindings() -> bool:
-    """Say whether CUDA C++ can be compiled here, without importing what compiles it."""
-    try:
-        return importlib.util.find_spec("cuda.bindings") is not None
-    except ModuleNotFoundError:
-        return False
+    """Say whether CUDA C++ can be compiled here, importing nothing, not even the package ``cuda``."""
+    cuda = PathFinder.find_spec("cuda")
+    places = cuda.submodule_search_locations if cuda is not None else None
+    return places is not None and PathFinder.find_spec("cuda.bindings", places) is not None
 
 
 if _has_cuda_bindings():
