@@ -83,6 +83,21 @@ def test_a_kernel_is_deterministic(name):
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@every_op
+@pytest.mark.parametrize("implementation", ["native", "kernel"])
+def test_torch_s_defaults_do_not_matter(name, implementation):
+    op = index_cases.OPS[name]
+    dtypes = dict.fromkeys(op.format_signature.supported_dtypes, torch.int32)
+    call = op.forward_native if implementation == "native" else kernel(name)
+    for size in (0, 3, 300, 20_000):
+        arguments = index_cases.sample(name, size, dtypes)
+        expected = op.forward_native(**arguments)
+        with torch.device("meta"):
+            result = call(**arguments)
+        pairs = zip(expected, result, strict=True) if isinstance(result, tuple) else [(expected, result)]
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize("implementation", ["native", "opgraft_cpu_reference.attention"])
 def test_nothing_is_touched_beside_the_tensors(implementation):
     program = TESTS / "fenced_memory.py"

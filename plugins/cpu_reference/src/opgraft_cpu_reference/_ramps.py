@@ -65,10 +65,10 @@ def _one_by_one(firsts: list[int], counts: list[int], out: Tensor, least: int | 
             place = raised
         if place < end:
             if first + end - place <= highest:
-                torch.arange(first, first + end - place, out=out[place:end])
+                torch.arange(first, first + end - place, out=out[place:end], device="cpu")
             else:
                 # Values that the dtype cannot hold wrap round.
-                out[place:end] = torch.arange(end - place).add_(first)
+                out[place:end] = torch.arange(end - place, device="cpu").add_(first)
         place = end
     return place
 
@@ -85,7 +85,7 @@ def _all_at_once(values: Tensor, lengths: Tensor, out: Tensor, least: int | None
     shifts = lengths.cumsum(0)
     shifts = values - (shifts if last else shifts.sub_(lengths))
     ramps = shifts.index_select(0, run)
-    ramps.add_(torch.arange(1, written + 1) if last else torch.arange(written))
+    ramps.add_(torch.arange(1, written + 1, device="cpu") if last else torch.arange(written, device="cpu"))
     if least is not None:
         ramps.clamp_(min=least)
     out[:written] = ramps

@@ -69,7 +69,7 @@ def block_table(
     keep = out is not None and tail is None
     fresh = out is None
     if out is None:
-        out = torch.empty((kv_lens.shape[0], max_pages or 0), dtype=torch.int32)
+        out = torch.empty((kv_lens.shape[0], max_pages or 0), dtype=torch.int32, device="cpu")
     batch, columns = out.shape
     if batch == 0 or columns == 0:
         return out
@@ -78,7 +78,7 @@ def block_table(
         return out
     # Beyond the longest request there is nothing to read.
     used = min(columns, -(-max(int(kv_lens.max()), 0) // page_size))
-    steps = torch.arange(0, used * page_size, page_size)
+    steps = torch.arange(0, used * page_size, page_size, device="cpu")
     table = _first_slots(req_to_token, req_pool_indices, kv_starts, steps)
     if page_size & (page_size - 1):
         table = table.div_(page_size, rounding_mode="floor")
@@ -127,14 +127,14 @@ def _first_slots(table: Tensor, rows: Tensor, starts: Tensor | None, steps: Tens
     pool, width = table.shape
     shape = (rows.shape[0], steps.shape[0])
     if table.numel() == 0 or steps.shape[0] == 0:
-        return torch.full(shape, -1, dtype=torch.int32)
+        return torch.full(shape, -1, dtype=torch.int32, device="cpu")
     flat = flat_view(table)
     lowest, highest = 0, int(steps[-1])
     if starts is not None:
         lowest = int(starts.min())
         highest += int(starts.max())
     known = rows.clamp(0, pool - 1)
-    bases = known * torch.tensor([table.stride(0)])
+    bases = known * torch.tensor([table.stride(0)], device="cpu")
     if 0 <= lowest <= highest < width:
         outside = None
         if starts is not None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 __all__ = ["clamp_position"]
 
-_ONE = torch.ones(1, dtype=torch.int64)
+_ONE = torch.ones(1, dtype=torch.int64, device="cpu")
 """Widens what it is subtracted from within the subtraction: one call fewer, if a slower one."""
 _LARGE = 2**15
 

@@ -52,10 +52,10 @@ def compact_valid_indices(
     counts = valid.sum(1, dtype=narrow)
     ends = counts.cumsum(0)
     packed = pick(indices, valid)
-    places = torch.zeros((rows + 1,), dtype=torch.int32)
+    places = torch.zeros((rows + 1,), dtype=torch.int32, device="cpu")
     places[1:] = ends
     if out is None:
-        out = torch.empty((rows * columns,), dtype=torch.int32)
+        out = torch.empty((rows * columns,), dtype=torch.int32, device="cpu")
         unwritten = out if indptr is not None else out[packed.shape[0] :]
         unwritten.fill_(-1)
     if indptr is None or torch.equal(places[:-1], indptr[:-1]):
@@ -64,7 +64,7 @@ def compact_valid_indices(
     else:
         shifts = indptr[:-1].to(torch.int64).clamp(-_FAR, _FAR) - (ends - counts)
         row = torch.repeat_interleave(counts.to(torch.int64))
-        targets = shifts.index_select(0, row).add_(torch.arange(packed.shape[0]))
+        targets = shifts.index_select(0, row).add_(torch.arange(packed.shape[0], device="cpu"))
         fits = (targets >= 0) & (targets < out.shape[0])
         out[targets[fits]] = packed[fits].to(out.dtype)
     return places if indptr is None else places.copy_(indptr), out

@@ -48,10 +48,10 @@ def cp_interleave_split(extend_lens: Tensor, *, world_size: int, rank: int) -> t
     shares[1:] -= owned[:-1]
     found = shares.nonzero().view(-1)
     share_count = found.shape[0]
-    requests = torch.full(extend_lens.shape, -1, dtype=torch.int32)
+    requests = torch.full(extend_lens.shape, -1, dtype=torch.int32, device="cpu")
     requests[:share_count] = found
     if share_count == shares.shape[0]:
         return shares.to(extend_lens.dtype), requests
-    compact = torch.zeros(extend_lens.shape, dtype=extend_lens.dtype)
+    compact = torch.zeros(extend_lens.shape, dtype=extend_lens.dtype, device="cpu")
     compact[:share_count] = shares.index_select(0, found)
     return compact, requests

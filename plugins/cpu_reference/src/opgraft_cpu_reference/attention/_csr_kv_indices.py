@@ -71,7 +71,7 @@ def csr_kv_indices(
     """
     if out is None:
         size = max(int(kv_indptr[-1]), 0) if total is None else total
-        out = torch.full((size,), -1, dtype=torch.int32)
+        out = torch.full((size,), -1, dtype=torch.int32, device="cpu")
     batch = kv_lens.shape[0]
     if batch == 0 or out.shape[0] == 0:
         return out
@@ -93,7 +93,7 @@ def _copy_runs(
     pool, width = table.shape
     stride = table.stride(0)
     flat = flat_view(table) if table.numel() else table.view(-1)
-    absent = torch.full((1,), -1, dtype=table.dtype)
+    absent = torch.full((1,), -1, dtype=table.dtype, device="cpu")
     capacity = out.shape[0]
     pieces: list[Tensor] = []
     joined = end = 0
@@ -161,7 +161,7 @@ class _Runs:
 
     def ramp(self, values: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
         """Give the tokens of a run its value, and one more each."""
-        steps = torch.arange(self.owner.shape[0], dtype=dtype)
+        steps = torch.arange(self.owner.shape[0], dtype=dtype, device="cpu")
         return self.spread((values - self.before).to(dtype)).add_(steps)
 
     def write(self, values: Tensor, out: Tensor) -> None:
@@ -178,7 +178,7 @@ def _gather(table: Tensor, rows: Tensor, runs: _Runs, page_size: int) -> Tensor:
     """Read all tokens of all runs, end to end."""
     pool, width = table.shape
     if table.numel() == 0:
-        return torch.full(runs.owner.shape, -1)
+        return torch.full(runs.owner.shape, -1, device="cpu")
     within = (rows >= 0) & (rows < pool)
     within &= (runs.positions >= 0) & (runs.positions <= width * page_size - runs.counts)
     within |= runs.counts == 0

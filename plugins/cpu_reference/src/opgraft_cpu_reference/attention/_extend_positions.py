@@ -43,7 +43,7 @@ def extend_positions(prefix_lens: Tensor, extend_lens: Tensor, *, total: int, ou
     """
     fresh = out is None
     if out is None:
-        out = torch.empty((total,), dtype=torch.int64)
+        out = torch.empty((total,), dtype=torch.int64, device="cpu")
     firsts = prefix_lens.clamp(min=0) if prefix_lens.shape[0] else torch.zeros_like(extend_lens)
     written = write_ramps(firsts, extend_lens, out)
     if fresh and written < total:

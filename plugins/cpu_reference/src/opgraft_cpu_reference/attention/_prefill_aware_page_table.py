@@ -69,10 +69,10 @@ def prefill_aware_page_table(
     """
     fresh = out is None
     if out is None:
-        out = torch.empty((seq_lens.shape[0], max_kv or 0), dtype=torch.int32)
+        out = torch.empty((seq_lens.shape[0], max_kv or 0), dtype=torch.int32, device="cpu")
     batch, columns = out.shape
     if out_lens is None:
-        out_lens = torch.empty((batch,), dtype=torch.int32)
+        out_lens = torch.empty((batch,), dtype=torch.int32, device="cpu")
     if out.numel() == 0:
         return out, out_lens.zero_()
     if batch <= _FEW or columns >= _COLUMNS:
@@ -98,8 +98,8 @@ def _copy_rows(
     columns = out.shape[1]
     stride = table.stride(0)
     flat = flat_view(table) if table.numel() else table.view(-1)
-    zeros = torch.zeros(columns if fresh else 0, dtype=table.dtype)
-    absent = torch.full((1,), -1, dtype=table.dtype)
+    zeros = torch.zeros(columns if fresh else 0, dtype=table.dtype, device="cpu")
+    absent = torch.full((1,), -1, dtype=table.dtype, device="cpu")
     prompts = prefill_lens.tolist() if rows.shape[0] * _PROMPTS_PER_READ > pool else None
     counts: list[int] = []
     pieces: list[Tensor] = []
@@ -134,7 +134,7 @@ def _copy_rows(
             pieces.clear()
     if fresh:
         torch.cat(pieces, out=out.view(-1))
-    out_lens.copy_(torch.tensor(counts))
+    out_lens.copy_(torch.tensor(counts, device="cpu"))
 
 
 def _gather_all(
@@ -165,7 +165,7 @@ def _gather_all(
     slots = _read(table, known, lengths, whole, lengths - counts, used)
     if strangers.any():
         slots.masked_fill_(strangers[:, None], -1)
-    behind = torch.arange(used, dtype=torch.int32) >= counts[:, None]
+    behind = torch.arange(used, dtype=torch.int32, device="cpu") >= counts[:, None]
     if fresh:
         out[:, :used] = slots.masked_fill_(behind, 0)
         out[:, used:] = 0
@@ -177,11 +177,11 @@ def _read(table: Tensor, rows: Tensor, lengths: Tensor, whole: Tensor, gaps: Ten
     """Read the first columns of all rows; from `whole` on, positions are `gaps` further."""
     width = table.shape[1]
     if table.numel() == 0 or used == 0:
-        return torch.full((rows.shape[0], used), -1)
+        return torch.full((rows.shape[0], used), -1, device="cpu")
     flat = flat_view(table)
     regular = int(lengths.max()) <= width
     dtype = address_dtype(flat, beyond=width + used) if regular else torch.int64
-    places = torch.arange(used, dtype=dtype)
+    places = torch.arange(used, dtype=dtype, device="cpu")
     near, far = torch.zeros_like(gaps), gaps
     bases = rows * table.stride(0)
     if regular:

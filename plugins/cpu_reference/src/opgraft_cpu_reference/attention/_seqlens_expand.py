@@ -40,7 +40,7 @@ def seqlens_expand(q_lens: Tensor, kv_lens: Tensor, *, total: int, out: Tensor |
 
     """
     if out is None:
-        out = torch.empty((total,), dtype=torch.int32)
+        out = torch.empty((total,), dtype=torch.int32, device="cpu")
     written = write_ramps(kv_lens.clamp(min=0), q_lens, out, last=True, least=0)
     if written < total:
         out[written:] = 0

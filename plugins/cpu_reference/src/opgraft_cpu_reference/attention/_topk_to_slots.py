@@ -64,7 +64,7 @@ def topk_to_slots(
             return out.copy_(slots)
         return slots.to(torch.int32).contiguous()
     if out is None:
-        out = torch.empty((height, k), dtype=torch.int32)
+        out = torch.empty((height, k), dtype=torch.int32, device="cpu")
     first, last, rows = 0, tokens, None
     if cu_q is not None:
         # Ascending whatever comes, so that there are as many owners as queries.

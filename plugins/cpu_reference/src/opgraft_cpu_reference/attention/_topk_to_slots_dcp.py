@@ -56,7 +56,7 @@ def topk_to_slots_dcp(slots: Tensor, *, world_size: int, rank: int) -> tuple[Ten
         local = pick(slots, owned).bitwise_right_shift_(world_size.bit_length() - 1)
     narrow = count_dtype(k, slots.numel())
     counts = owned.sum(1, dtype=narrow)
-    result = torch.full((tokens, k), -1, dtype=torch.int32)
-    leading = torch.arange(k, dtype=narrow) < counts[:, None]
+    result = torch.full((tokens, k), -1, dtype=torch.int32, device="cpu")
+    leading = torch.arange(k, dtype=narrow, device="cpu") < counts[:, None]
     result.masked_scatter_(leading, local.to(torch.int32))
     return result, counts.to(torch.int32)

@@ -43,10 +43,10 @@ def topk_valid_length(topk: Tensor, *, rule: str = "last", minimum: int = 1, rep
     """
     tokens, k = topk.shape
     if tokens == 0 or k == 0:
-        return torch.full((tokens,), minimum, dtype=torch.int32)
+        return torch.full((tokens,), minimum, dtype=torch.int32, device="cpu")
     valid = topk >= 0
     narrow = count_dtype(k, topk.numel())
-    ends = torch.arange(1, k + 1, dtype=narrow)
+    ends = torch.arange(1, k + 1, dtype=narrow, device="cpu")
     lengths = valid.sum(1, dtype=narrow) if rule == "count" else valid.mul(ends).amax(1)
     if repair:
         topk.select(1, 0).masked_fill_(lengths == 0, 0)
