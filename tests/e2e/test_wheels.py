@@ -82,6 +82,11 @@ def requirements(wheel: Path) -> dict[str, Requirement]:
 
 
 @each_distribution
+def test_a_wheel_brings_its_license(wheels, name):
+    assert read(wheels[name], "licenses/LICENSE").lstrip().startswith("Apache License")
+
+
+@each_distribution
 def test_a_wheel_is_named_after_its_distribution(name, wheels):
     assert name == headers(wheels[name])["Name"]
 

@@ -134,6 +134,7 @@ def test_a_capability_set_may_be_written_in_several_ways(declared):
         ((), "Op, jit: the capability set is empty; write ANY for any device"),
         ([WINDOW, "cuda"], "Op, jit: capabilities must be CapabilityRequirement or ANY, got 'cuda'"),
         ([{}], "Op, jit: capabilities must be CapabilityRequirement or ANY, got {}"),
+        (9, "Op, jit: capabilities must be CapabilityRequirement or ANY, got 9"),
     ],
 )
 def test_a_capability_set_that_cannot_be_meant_is_refused(declared, message):

@@ -105,6 +105,9 @@ class BaseFusedOp(nn.Module):
         cls.priority, cls.differentiable = (
             tuple(map(KernelBackend, one)) for one in (cls.priority, cls.differentiable)
         )
+        if not isinstance(cls.capabilities, Mapping):
+            why = "capabilities must be a mapping from kernel backends to requirements"
+            raise RegistrationError(f"{cls.__name__}: {why}, got {cls.capabilities!r}")
         cls.capabilities = {
             KernelBackend(name): capability_set(declared, f"{cls.__name__}, {name}")
             for name, declared in cls.capabilities.items()
@@ -116,6 +119,11 @@ class BaseFusedOp(nn.Module):
             like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")} if form else set()
             stated = {*form.by_parameter, *form.shapes, *like} if form else set()
             known = set(cls.signature().parameters)
+            most = len(form.outputs) if form and form.outputs else None
+            for name, index in cls.writes.items():
+                if type(index) is not int or index < 0 or (most is not None and index >= most):
+                    why = f"writes[{name!r}] must be the index of an output"
+                    raise RegistrationError(f"{cls.__name__}: {why}{f' below {most}' if most else ''}, got {index!r}")
             unknown = sorted({*stated, *cls.mutates, *(cls.writes.keys() - {"out"})} - known)
             if unknown or "backend" in known:
                 why = f"it names {unknown}" if unknown else "'backend' is the keyword by which a caller names kernels"

@@ -159,7 +159,7 @@ Capabilities = frozenset[CapabilityRequirement]
 
 def capability_set(declared: CapabilityRequirement | Iterable[CapabilityRequirement], whose: str) -> Capabilities:
     """Normalise what an author may write (one requirement or a set) and refuse an empty set."""
-    members = [declared] if isinstance(declared, CapabilityRequirement) else list(declared)
+    members = list(declared) if isinstance(declared, Iterable) else [declared]
     for member in members:
         if not isinstance(member, CapabilityRequirement):
             raise RegistrationError(f"{whose}: capabilities must be CapabilityRequirement or ANY, got {member!r}")

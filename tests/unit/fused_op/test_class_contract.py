@@ -265,6 +265,18 @@ class WrongDeclarations:
             {"writes": {"out": 0, "indices": 1}},
             "Wrong: it names ['indices'], its parameters are ['x']",
         ),
+        "buffer of an output that is not there": (
+            {"writes": {"out": 1}, "format_signature": FormatSignature(supported_dtypes={}, output_dtype="int64")},
+            "Wrong: writes['out'] must be the index of an output below 1, got 1",
+        ),
+        "buffer of no index": (
+            {"writes": {"out": True}},
+            "Wrong: writes['out'] must be the index of an output, got True",
+        ),
+        "capabilities of no kernel backend": (
+            {"capabilities": {ANY}},
+            f"Wrong: capabilities must be a mapping from kernel backends to requirements, got { {ANY}!r}",
+        ),
         "mutated parameter that is not there": ({"mutates": ("y",)}, "Wrong: it names ['y'], its parameters are ['x']"),
         "parameter called backend": (
             {"forward_native": lambda self, x, backend: x},
