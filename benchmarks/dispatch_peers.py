@@ -26,6 +26,7 @@ SGLANG_PER_CALL = "SGLang BaseFusedOp, per-call backend_eligible"
 VLLM = "vLLM IrOp, torch wrapper off"
 VLLM_WRAPPED = "vLLM IrOp, torch wrapper on"
 OPGRAFT = "opgraft handle"
+MODULE = "opgraft module, op(x)"
 DIRECT = "direct call of the kernel"
 PEERS = (SGLANG, SGLANG_PER_CALL, VLLM, VLLM_WRAPPED)
 
@@ -92,6 +93,7 @@ def every_call() -> dict[str, timed]:
     return {
         DIRECT: timed(direct_kernel, seq_lens),
         OPGRAFT: timed(handle, seq_lens),
+        MODULE: timed(handle.op, seq_lens),
         **sglang_calls(seq_lens),
         **vllm_calls(seq_lens),
     }

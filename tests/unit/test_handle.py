@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib
 import inspect
 import pickle
@@ -11,6 +12,7 @@ import pydoc
 import sys
 import textwrap
 import threading
+import weakref
 
 import pytest
 import torch
@@ -114,6 +116,80 @@ class TestTheFunction:
         offer(registry, Twice.op, lambda x, *, out=None: x * 3)
 
         assert [3, 3] == [first(function(X)), first(function(X))]
+
+
+class TestTheModule:
+    """``op(x)``: what torch runs around a module's forward, then the same kept choice."""
+
+    def test_a_repeated_call_is_looked_up_once(self, registry):
+        op = registry.handle(Twice.op).op
+        keys = []
+        key = op.dispatcher.key
+        op.dispatcher.key = lambda *args, **kwargs: keys.append(args) or key(*args, **kwargs)
+
+        assert [2] * 5 == [first(op(X)) for _ in range(5)]
+        assert 1 == len(keys)
+        assert [2, 2.0, 2] == [first(op(x)) for x in (X, X.float(), X.clone())]
+        assert 2 == len(keys)
+
+    def test_each_call_passes_its_hooks_once(self, registry):
+        op = registry.handle(Twice.op).op
+        op(X)
+        seen = []
+        with op.register_forward_hook(lambda *call: seen.append(call[1])):
+            op(X)
+            op(X)
+        op(X)
+        assert 2 == len(seen)
+
+    def test_what_is_registered_or_pinned_later_counts(self, registry):
+        op = registry.handle(Twice.op).op
+        assert 2 == first(op(X))
+        offer(registry, Twice.op, lambda x, *, out=None: x * 3)
+        assert 3 == first(op(X))
+        op.pin("native")
+        assert 2 == first(op(X))
+        op.unpin()
+        assert 3 == first(op(X))
+
+    def test_an_instance_goes_when_its_owner_lets_it_go(self, registry):
+        op = Twice().attach(registry)
+        op(X)
+        gone = weakref.ref(op)
+        del op
+        gc.collect()
+        assert gone() is None
+
+    def test_a_copy_chooses_for_itself(self, registry):
+        op = Twice().attach(registry)
+        op(X)
+        other = copy.deepcopy(op)
+        other.pin("native")
+        offer(registry, Twice.op, lambda x, *, out=None: x * 3)
+        assert [3, 2] == [first(op(X)), first(other(X))]
+
+
+class Scaled(BaseFusedOp):
+    """Multiply by two, and by a number."""
+
+    op = "handle.scaled"
+
+    def forward_native(self, x: Tensor, *, k: int = 1) -> Tensor:
+        return x * 2
+
+
+def test_a_choice_that_a_passed_keyword_decided_is_not_kept_for_calls_without_it():
+    registry = registry_on()
+    Scaled.publish(registry)
+    function = registry.handle(Scaled.op).function
+    offer(registry, Scaled.op, lambda x: x * 3, leaves_out=frozenset({"k"}))
+    for _ in range(2):
+        assert [3, 2, 3, 2] == [
+            first(function(X)),
+            first(function(X, k=2)),
+            first(function(X)),
+            first(function(X, k=7)),
+        ]
 
 
 class TestKeeping:

@@ -5,6 +5,7 @@ Everything here looks at metadata alone and raises before any kernel is launched
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ import torch
 from opgraft.errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from opgraft.spec import FormatSignature
 
 Values = tuple[Any, ...]
@@ -129,7 +132,7 @@ class Arguments:
         """Compile one function whose parameter list :meth:`source` wrote."""
         names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
         names |= {"_default_backend": None, "_alias": is_alias_of}
-        exec(f"def {name}{parameters}:\n    {body}\n", names)  # noqa: S102
+        exec(_code(f"def {name}{parameters}:\n    {body}\n"), names)  # noqa: S102
         return names
 
     def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
@@ -251,6 +254,11 @@ class Arguments:
                 (low, high), (start, end) = _span(target), _span(other)
                 if low < end and start < high:
                     self._wrong(ArgumentValueError, buffer, f"memory of its own, not {name}'s", "overlapping tensors")
+
+
+@functools.cache
+def _code(source: str) -> CodeType:
+    return compile(source, "<opgraft>", "exec")
 
 
 def _words(annotation: object) -> set[str]:

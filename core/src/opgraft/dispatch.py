@@ -11,8 +11,9 @@ import atexit
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -71,6 +72,10 @@ class Choice:
     kept: tuple[Callable[..., bool], Callable[..., Any]] | None = None
 
 
+Reasons = Mapping[KernelSpec | str, str]
+"""Kernels that cannot run a call, and why."""
+_NONE: Final[Reasons] = MappingProxyType({})
+
 _Choices = dict[Any, Choice]
 _Held = tuple[int, "Policy | None", _Choices, "weakref.WeakKeyDictionary[Policy, _Choices]"]
 """Generation of the registry, policy, what is known under it, and what under every policy; one value, so that
@@ -96,7 +101,9 @@ class Dispatcher:
         self.validate: Callable[..., None] | None = getattr(op, "validate", None)
         self._held: _Held = -1, None, {}, weakref.WeakKeyDictionary()
 
-    def call(self, values: Values, selector: str | None = None, *, routed: bool = False) -> Any:
+    def call(
+        self, values: Values, selector: str | None = None, *, routed: bool = False, refused: Reasons = _NONE
+    ) -> Any:
         """Run the best kernel for these values.
 
         Parameters
@@ -107,13 +114,15 @@ class Dispatcher:
             The call's ``backend=``.
         routed
             True inside the torch operator, where nothing is routed to it again.
+        refused
+            Kernels that have been asked already and have refused this very call, each with its reason.
 
         """
         key = self.key(values, routed=routed)
         if key is None:
             return self._route(values, selector)
         policy = self.registry.policy.current()
-        return self.run(self.choice(key, values, policy, selector), values, policy, selector)
+        return self.run(self.choice(key, values, policy, selector), values, policy, selector, refused)
 
     def choice(self, key: tuple[Any, ...], values: Values, policy: Policy, selector: str | None) -> Choice:
         """Look the choice for a key up, or walk the ladder for it."""
@@ -162,12 +171,14 @@ class Dispatcher:
             return self.op.forward_native(*args, **kwargs)
         return self.op.torch_function(*args, **kwargs, backend=selector)
 
-    def run(self, choice: Choice, values: Values, policy: Policy, selector: str | None) -> Any:
+    def run(
+        self, choice: Choice, values: Values, policy: Policy, selector: str | None, refused: Reasons = _NONE
+    ) -> Any:
         """Run the first kernel of a choice that does not refuse these very values."""
         args, kwargs = self.checked(values)
-        refusals: dict[KernelSpec | str, str] = {}
+        refusals = dict(refused)
         for runner in choice.runners:
-            reason = runner.refusal(args, kwargs)
+            reason = refusals.get(runner.spec) or runner.refusal(args, kwargs)
             if reason is not None:
                 refusals[runner.spec] = reason
                 continue

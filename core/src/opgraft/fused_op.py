@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX: Final = "forward_"
-_INSTANCE_ONLY: Final = {"_dispatcher", "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
+_CHOICES: Final = {"_dispatcher", "forward"}
+_INSTANCE_ONLY: Final = {*_CHOICES, "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
 
 
 class BaseFusedOp(nn.Module):
@@ -258,7 +259,8 @@ class BaseFusedOp(nn.Module):
 
     def attach(self, registry: KernelRegistry) -> Self:
         """Choose from another registry than the process's own."""
-        self.__dict__.pop("_dispatcher", None)
+        for name in _CHOICES:
+            self.__dict__.pop(name, None)
         self.__dict__["_registry"] = registry
         return self
 
@@ -282,8 +284,9 @@ class BaseFusedOp(nn.Module):
         if backend is None and self._compile_forward is not None:
             return self._compile_forward(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            dispatcher = self.dispatcher
-            return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs), backend)
+            # From now on the instance has a function of its own in place of this method.
+            own = self.__dict__.setdefault("forward", Handle(self, self.registry, inside=True).function)
+            return own(*args, backend=backend, **kwargs)
         if self.torch_function is not None:
             return self.torch_function(*args, backend=backend, **kwargs)
         named = "native" if backend in {None, "auto", "torch", "torch_compile"} else str(backend).rpartition("/")[2]

@@ -8,6 +8,7 @@ registration, a policy, a scope, a trace, a hook. ``docs/call-path.md`` tells th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -65,12 +66,15 @@ class Handle:
         The op.
     registry
         Where it is registered.
+    inside
+        True for what an instance has as its ``forward``: the module is called, and its hooks run.
 
     """
 
-    def __init__(self, op: BaseFusedOp, registry: KernelRegistry) -> None:
+    def __init__(self, op: BaseFusedOp, registry: KernelRegistry, *, inside: bool = False) -> None:
         self.op_id = op.op
         self.registry = registry
+        self._inside = inside
         self._names: dict[str, Any] = {}
         self.bind(op)
 
@@ -88,7 +92,7 @@ class Handle:
             for i, tensors in enumerate(self._patterns)
         )
         body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
-        name = op.op.partition(".")[2]
+        name = op.label.rpartition(".")[2]
         made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
         made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
         made.update(_modes=_MODES, _forward_ad=forward_ad)
@@ -97,8 +101,9 @@ class Handle:
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             setattr(function, part, getattr(made[name], part))
         self._names.update({**made, name: function})
+        self._module: Callable[..., Any] = functools.partial(type(op).forward, op) if self._inside else op
         function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
-        function.__module__, function.__qualname__, function.op = "opgraft.ops", op.op, op
+        function.__module__, function.__qualname__, function.op = "opgraft.ops", op.label, op
         # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
         traced: Any = lambda *args, **kwargs: self._traced(*args, **kwargs)  # noqa: E731, PLW0108 - torch wants a function
         shown = {"_torchdynamo_inline": traced, "_torchdynamo_orig_callable": traced}
@@ -119,19 +124,19 @@ class Handle:
 
     def _whole(self, selector: str | None) -> bool:
         """Say whether the module itself has to take the call."""
-        return self.op.has_hooks() or (self.op.is_torch_compile and selector is None)
+        return (self.op.is_torch_compile and selector is None) or (self.op.has_hooks() and not self._inside)
 
     def _traced(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         """Stand for the function inside a graph."""
         operator = None if self._whole(backend) else self.op.torch_function
-        return (operator or self.op)(*args, backend=backend, **kwargs)
+        return (operator or self._module)(*args, backend=backend, **kwargs)
 
     def slow(self, values: Values, selector: str | None) -> Any:
         """Take a call that the kept choice does not cover, and keep its choice where it may."""
         op, turn = self.op, self.registry.turn
         if self._whole(selector):
             args, kwargs = op.arguments().split(values)
-            return op(*args, **kwargs, backend=selector)
+            return self._module(*args, **kwargs, backend=selector)
         dispatcher, registry = op.dispatcher, self.registry
         key = dispatcher.key(values)
         if key is None:
@@ -149,11 +154,14 @@ class Handle:
         given = {n: one for n, one in zip(arguments.names, values, strict=True) if one is not None}
         tensors = [one for one in given.values() if isinstance(one, Tensor)]
         pattern = next((i for i, names in enumerate(self._patterns) if len(names) == len(tensors)), None)
+        rows = zip(arguments.names, values, arguments.defaults, strict=True)
+        passed = {name for name, value, default in rows if value is not default}.difference(arguments.optional)
         if (
             pattern is not None
             and given.keys() >= {*self._patterns[pattern]}
             and choice.settled
             and not first.spec.leaves_out.difference(arguments.optional)
+            and not choice.selection.left_out & passed  # a call without them may be another kernel's
             and all(type(one) is Tensor and not one.requires_grad for one in tensors)  # no guard sees the grad mode
         ):
             if choice.kept is None or not choice.kept[0](*tensors):
@@ -164,9 +172,9 @@ class Handle:
         """Ask a kernel's ``rejects`` before each call; a call that it refuses is chosen for anew."""
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            dispatcher = self.op.dispatcher
-            if runner.refusal(args, kwargs) is not None:
-                return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs))
+            dispatcher, reason = self.op.dispatcher, runner.refusal(args, kwargs)
+            if reason is not None:
+                return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs), refused={runner.spec: reason})
             try:
                 return runner.kernel(*args, **kwargs)
             except Exception as error:

@@ -121,6 +121,12 @@ class Selection:
         """The accepted kernels in the order in which they may be tried."""
         return tuple(c.kernel for c in self.candidates if c.accepted and isinstance(c.kernel, KernelSpec))
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The parameters that a refused kernel does not take: passing one of them may have decided."""
+        refused = (c.kernel.leaves_out for c in self.candidates if not c.accepted and isinstance(c.kernel, KernelSpec))
+        return frozenset[str]().union(*refused)
+
     def without(self, refusals: Mapping[KernelSpec | str, str]) -> Selection:
         """Take out the kernels that refused this very call, each with its reason."""
         candidates = [
