@@ -100,8 +100,8 @@ def dealt(batch, width, part):
 
 @interpreted
 @every_plan
-@pytest.mark.parametrize("batch", [1, 3, 17, 64, 100])
-@pytest.mark.parametrize("width", [0, 16, 17, 700])
+@pytest.mark.parametrize("batch", [1, 17, 100])
+@pytest.mark.parametrize("width", [0, 17, 700])
 def test_every_part_of_every_row_is_dealt_once(batch, width, plan, monkeypatch):
     use(plan, monkeypatch)
     _, counts = dealt(batch, width, 16)
