@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from opgraft_acme.pretend_device import autoload
 from opgraft_acme.pretend_device.memory import Memory, memory
@@ -257,6 +258,14 @@ def test_gradients_flow():
 
     assert [6.0, -2.0] == tensor.grad.tolist()
     assert ACME == tensor.grad.device
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "acme"])
+def test_checkpointing_works_with_the_device_loaded(device, reentrant):
+    x = torch.ones(3, device=device).requires_grad_()
+    checkpoint(lambda y: y * 2, x, use_reentrant=reentrant).sum().backward()
+    assert [2, 2, 2] == x.grad.tolist()
 
 
 def test_a_module_moves_to_acme():

@@ -83,6 +83,11 @@ def manual_seed_all(seed: int) -> None:
     """Do nothing: torch seeds the host, which draws the card's random numbers, by itself."""
 
 
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """List the dtypes of autocast, about which reentrant checkpointing asks, whatever its tensors are on."""
+    return [torch.float16, torch.bfloat16]
+
+
 def _is_in_bad_fork() -> bool:
     return False
 
