@@ -247,6 +247,9 @@ class CsrKvIndices(BaseFusedOp):
         lengths[17] = 20_011
         long = integers(0, 2**20, (3, 20_011), dtypes["req_to_token"], generator)
         yield "one long, many short", call(long, [1] * 40, lengths, total=sum(lengths))
+        far = [INT64_MIN, -(2**31), -(2**31) + 900, -9, 2**31 - 1, INT64_MAX]
+        out = torch.full((2100,), -77, dtype=dtypes.get("out", torch.int32))
+        yield "far before a buffer of many parts", call(long, [1] * 5, [0, 7, 2**31 - 850, 0, 3], indptr=far, out=out)
 
 
 _EDGES = [0, 1, 511, 512, 513]

@@ -248,6 +248,8 @@ class PrefillAwarePageTable(BaseFusedOp):
         yield "lengths buffer", call(rows, lengths, window=64, max_kv=320, out_lens=canary(6))
         yield ("beyond the table", call(rows, [1000, 601, 700, 650, 9999, 640], window=64, max_kv=400))
         yield ("far beyond the table", call([0, 3, 4], [INT64_MAX, INT64_MAX - 1, 2**40], window=8, max_kv=300))
+        extreme = [5, INT64_MAX, 9, INT64_MAX - 2] * 5
+        yield "far beyond the table, many", call([0, 3, 4, 99] * 5, extreme, window=1, max_kv=6)
         yield "requests outside", call([-1, 6, INT64_MIN, INT64_MAX], [90] * 4, window=8, max_kv=20)
         yield "negative entries", call(rows, lengths, holes, window=64, max_kv=320)
         yield "table without rows", call([0, 1], [20, 3], table[:0], window=8, max_kv=20)

@@ -61,7 +61,8 @@ def _load_run(
     skipped = tl.maximum(negated(offset), 0)
     offset = narrowed(tl.maximum(offset, 0), WIDE)
     length = narrowed(tl.maximum(length, 0) - skipped, WIDE)
-    length = tl.minimum(length, counted(capacity, WIDE) - offset)
+    # Not negative: a part's distance, taken from it, must not wrap round.
+    length = tl.maximum(tl.minimum(length, counted(capacity, WIDE) - offset), 0)
     start = skipped
     if HAS_STARTS:
         start += tl.load(starts_ptr + at(row, starts_stride, UNIT), mask=there, other=0)
