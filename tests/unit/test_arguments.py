@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from typing import Any, Optional
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opgraft import ArgumentTypeError, ArgumentValueError, FormatSignature
-from opgraft.arguments import Arguments, dtype_name, tensors_of
+from opgraft.arguments import Arguments, dtype_name, shares_places, tensors_of
 
 INT = torch.int32
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -332,6 +333,35 @@ def test_a_parameter_may_have_any_name(name):
     assert (1, 2, 3) == made.bind(1, 2, out=3)
     assert made.fits(ints(1), ints(1), ints(1))
     assert not made.fits(ints(1), ints(2), None)
+
+
+@pytest.mark.parametrize("strides", [*itertools.product(range(6), repeat=2)], ids=str)
+def test_a_plane_shares_places_where_two_of_its_elements_do(strides):
+    for shape in itertools.product(range(5), repeat=2):
+        plane = torch.zeros(40).as_strided(shape, strides)
+        places = [i * strides[0] + j * strides[1] for i in range(shape[0]) for j in range(shape[1])]
+        assert (len(set(places)) < len(places)) == shares_places(plane)
+
+
+def test_rows_that_overlap_are_refused_and_rows_apart_are_not():
+    from opgraft.ops import attention
+
+    table, rows = torch.arange(20, dtype=torch.int32).view(2, 10), torch.tensor([0, 1, 0])
+    lengths, memory = torch.tensor([8, 8, 8]), torch.full((12,), -9, dtype=torch.int32)
+    expected = attention.block_table(table, rows, lengths, page_size=2, max_pages=4)
+    for strides in ((2, 1), (0, 1), (3, 1)):
+        with pytest.raises(
+            ArgumentValueError, match=re.escape(f"no two elements share a place, got strides {strides}")
+        ):
+            attention.block_table(table, rows, lengths, page_size=2, out=memory.as_strided((3, 4), strides))
+    assert [-9] * 12 == memory.tolist()
+    assert torch.equal(expected, attention.block_table(table, rows, lengths, page_size=2, out=memory.view(3, 4)))
+    nothing = torch.empty(1, 0, dtype=torch.int32).expand(3, 0)
+    assert nothing is attention.block_table(table, rows, lengths, page_size=2, out=nothing)
+    holes = torch.full((20,), -1)
+    with pytest.raises(ArgumentValueError, match="entries of their own where repair is on"):
+        attention.topk_valid_length(holes.as_strided((3, 5), (1, 1)), repair=True)
+    assert [1, 1, 1] == attention.topk_valid_length(holes.as_strided((3, 0), (0, 1)), repair=True).tolist()
 
 
 def test_a_caller_buffer_that_overlaps_itself_is_refused_before_any_kernel_runs():

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from opgraft.spec import FormatSignature
 
 Values = tuple[Any, ...]
+_PLANE: Final = 2
 
 is_alias_of: Callable[[torch.Tensor, torch.Tensor], bool] = vars(torch._C)["_is_alias_of"]  # noqa: SLF001
 """Whether two tensors share storage; torch has no public reader of it that takes less than a microsecond."""
@@ -32,6 +35,17 @@ _BACKEND = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=
 def dtype_name(dtype: torch.dtype) -> str:
     """Give ``"int32"`` for ``torch.int32``."""
     return str(dtype).removeprefix("torch.")
+
+
+def shares_places(tensor: torch.Tensor) -> bool:
+    """Say whether two elements of a tensor lie at one place: a stride of 0, or rows that overlap."""
+    if not tensor.numel():
+        return False
+    axes = [(int(size), int(stride)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    pairs = ((one, other, math.gcd(one[1], other[1]) or 1) for one, other in itertools.combinations(axes, 2))
+    return any(not stride for _, stride in axes) or any(
+        other[1] // common < one[0] and one[1] // common < other[0] for one, other, common in pairs
+    )
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:
@@ -237,7 +251,9 @@ class Arguments:
         for buffer in self.writes:
             others = (name for name in self.required + self.optional if name != buffer)
             apart = [f"({name} is None or not _alias({buffer}, {name}))" for name in others]
-            terms.append(f"({buffer} is None or {' and '.join([f'0 not in {buffer}.stride()', *apart])})")
+            in_rows = f"(_t := {buffer}.stride())[0] >= {buffer}.shape[1] * _t[1] > 0"
+            own = in_rows if len(self.dims.get(buffer, ())) == _PLANE else f"0 not in {buffer}.stride()"
+            terms.append(f"({buffer} is None or {' and '.join([own, *apart])})")
         return " and ".join(terms) or "True"
 
     def _misfit(self, name: str, value: torch.Tensor, where: str = "") -> NoReturn:
@@ -246,7 +262,7 @@ class Arguments:
 
     def _check_overlap(self, index: int, buffer: str, values: Values) -> None:
         target = values[index]
-        if any(size > 1 and not stride for size, stride in zip(target.shape, target.stride(), strict=True)):
+        if shares_places(target):
             expected = "memory in which no two elements share a place"
             self._wrong(ArgumentValueError, buffer, expected, f"strides {target.stride()}")
         for other, name in zip(values, self.names, strict=True):

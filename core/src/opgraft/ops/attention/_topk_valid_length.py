@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from opgraft.arguments import shares_places
 from opgraft.errors import ArgumentTypeError, ArgumentValueError
 from opgraft.fused_op import BaseFusedOp
 from opgraft.ops._arguments import require_int
@@ -104,7 +105,7 @@ class TopkValidLength(BaseFusedOp):
         if not isinstance(repair, bool):
             message = f"{self.op}: repair must be a bool, got {type(repair).__name__}"
             raise ArgumentTypeError(message)
-        if repair and any(size > 1 and stride == 0 for size, stride in zip(topk.shape, topk.stride(), strict=True)):
+        if repair and shares_places(topk):
             message = (
                 f"{self.op}: topk must have entries of their own where repair is on, got strides "
                 f"{tuple(topk.stride())} for shape {tuple(topk.shape)}"
