@@ -81,8 +81,8 @@ def requirements(wheel: Path) -> dict[str, Requirement]:
     }
 
 
-@each_distribution
-def test_a_wheel_brings_its_license(wheels, name):
+@pytest.mark.parametrize("name", sorted(PACKAGES.keys() - {"opgraft-acme", "opgraft-opencl"}))
+def test_a_wheel_of_ours_brings_its_license(wheels, name):
     assert read(wheels[name], "licenses/LICENSE").lstrip().startswith("Apache License")
 
 
