@@ -168,6 +168,43 @@ class TestTheModule:
         offer(registry, Twice.op, lambda x, *, out=None: x * 3)
         assert [3, 2] == [first(op(X)), first(other(X))]
 
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+    def test_torch_traces_it_by_the_names_of_its_parameters(self):
+        traced = torch.jit.trace(Twice(), (X.float(),))
+        assert [2, 4] == traced(X.float()).tolist()
+        assert "(x:" in str(inspect.signature(Twice().forward))
+
+    @pytest.mark.parametrize("called_before", [False, True])
+    def test_torch_compile_begins_with_it_or_with_what_holds_it(self, called_before):
+        for layer in (Weighed(), nn.Sequential(Weighed()), Twice(), nn.Sequential(Twice())):
+            expected = layer(X.float()) if called_before else None
+            compiled = torch.compile(layer, backend="eager", fullgraph=True)
+            assert torch.equal(compiled(X.float()), layer(X.float()) if expected is None else expected)
+
+    def test_a_replica_computes_with_its_own_parameters(self):
+        layer = Weighed()
+        assert [1, 2] == layer(X).tolist()
+        replica = layer._replicate_for_data_parallel()
+        replica._parameters = {"weight": torch.tensor(3.0)}
+        assert [3, 6] == replica(X).tolist()
+        assert [1, 2] == layer(X).tolist()
+
+    def test_a_forward_that_its_owner_wraps_is_called(self):
+        layer = Weighed()
+        layer.forward = lambda x: type(layer).forward(layer, x) + 1
+        assert [2, 3] == layer(X).tolist() == layer(X).tolist()
+
+
+class Weighed(BaseFusedOp):
+    """Multiply by a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.0))
+
+    def forward_native(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
 
 class Scaled(BaseFusedOp):
     """Multiply by two, and by a number."""

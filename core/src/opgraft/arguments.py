@@ -126,6 +126,14 @@ class Arguments:
         """The parameters' names as the source of a tuple's inside."""
         return "".join(f"{name}, " for name in self.names)
 
+    @property
+    def passed(self) -> str:
+        """The parameters as the source of a call's inside, every one passed on."""
+        every = self.signature.parameters.values()
+        kind = inspect.Parameter
+        marks: dict[Any, str] = {kind.VAR_POSITIONAL: "*{0}", kind.VAR_KEYWORD: "**{0}", kind.KEYWORD_ONLY: "{0}={0}"}
+        return "".join(f"{marks.get(one.kind, '{0}').format(one.name)}, " for one in every)
+
     def with_backend(self) -> inspect.Signature:
         """Give the signature that callers see: with the keyword ``backend``."""
         every = list(self.signature.parameters.values())
@@ -147,6 +155,8 @@ class Arguments:
         names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
         names |= {"_default_backend": None, "_alias": is_alias_of}
         exec(_code(f"def {name}{parameters}:\n    {body}\n"), names)  # noqa: S102
+        # A code object of its own: torch.compile keeps what it makes of one, and that refers to one function's globals.
+        names[name].__code__ = names[name].__code__.replace()
         return names
 
     def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
@@ -252,8 +262,8 @@ class Arguments:
             others = (name for name in self.required + self.optional if name != buffer)
             apart = [f"({name} is None or not _alias({buffer}, {name}))" for name in others]
             in_rows = f"(_t := {buffer}.stride())[0] >= {buffer}.shape[1] * _t[1] > 0"
-            own = in_rows if len(self.dims.get(buffer, ())) == _PLANE else f"0 not in {buffer}.stride()"
-            terms.append(f"({buffer} is None or {' and '.join([own, *apart])})")
+            inside = in_rows if len(self.dims.get(buffer, ())) == _PLANE else f"0 not in {buffer}.stride()"
+            terms.append(f"({buffer} is None or {' and '.join([inside, *apart])})")
         return " and ".join(terms) or "True"
 
     def _misfit(self, name: str, value: torch.Tensor, where: str = "") -> NoReturn:

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX: Final = "forward_"
-_CHOICES: Final = {"_dispatcher", "forward"}
-_INSTANCE_ONLY: Final = {*_CHOICES, "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
+_INSTANCE_ONLY: Final = frozenset(
+    {"_dispatcher", "_call", "forward", "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
+)
 
 
 class BaseFusedOp(nn.Module):
@@ -143,6 +144,7 @@ class BaseFusedOp(nn.Module):
         if not self.defines("forward_native"):
             raise TypeError(f"{type(self).__name__} cannot be instantiated: it has no forward_native")
         super().__init__(*args, **kwargs)
+        self._begin()
 
     # What the class declares.
 
@@ -259,10 +261,21 @@ class BaseFusedOp(nn.Module):
 
     def attach(self, registry: KernelRegistry) -> Self:
         """Choose from another registry than the process's own."""
-        for name in _CHOICES:
-            self.__dict__.pop(name, None)
         self.__dict__["_registry"] = registry
+        return self._begin()
+
+    def _begin(self) -> Self:
+        """Know of no call yet. What is called as ``forward`` is a function of the instance's own."""
+        self.__dict__.pop("_dispatcher", None)
+        self.__dict__["_call"] = call = Handle(self, self.registry, inside=True).function
+        if type(self).forward is BaseFusedOp.forward:
+            self.__dict__["forward"] = call
         return self
+
+    def _replicate_for_data_parallel(self) -> Self:
+        """Let a replica compute with its own parameters."""
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        return replica.attach(self.registry)
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -284,9 +297,7 @@ class BaseFusedOp(nn.Module):
         if backend is None and self._compile_forward is not None:
             return self._compile_forward(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            # From now on the instance has a function of its own in place of this method.
-            own = self.__dict__.setdefault("forward", Handle(self, self.registry, inside=True).function)
-            return own(*args, backend=backend, **kwargs)
+            return self.__dict__["_call"](*args, backend=backend, **kwargs)
         if self.torch_function is not None:
             return self.torch_function(*args, backend=backend, **kwargs)
         named = "native" if backend in {None, "auto", "torch", "torch_compile"} else str(backend).rpartition("/")[2]
@@ -355,6 +366,11 @@ class BaseFusedOp(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this very instance: a copy chooses for itself."""
         return {name: value for name, value in self.__dict__.items() if name not in _INSTANCE_ONLY}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew with what was copied."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._begin()
 
     # Registration.
 

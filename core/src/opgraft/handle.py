@@ -91,17 +91,22 @@ class Handle:
             _kept_call(arguments, i, tensors, "_validate" if validate else "")
             for i, tensors in enumerate(self._patterns)
         )
-        body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
+        # Where torch.compile begins with the module, this frame is the first one it sees, and no attribute counts.
+        graph = (
+            f"if _is_compiling():\n        return _module({arguments.passed}backend=backend)" if self._inside else ""
+        )
+        body = f"{graph}{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
         name = op.label.rpartition(".")[2]
         made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
         made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
-        made.update(_modes=_MODES, _forward_ad=forward_ad)
+        self._module: Callable[..., Any] = functools.partial(type(op).forward, op) if self._inside else op
+        made.update(_modes=_MODES, _forward_ad=forward_ad, _module=self._module)
+        made.update(_is_compiling=torch.compiler.is_compiling)
         self._names = self._names or made
         function: Any = self._names[name]
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             setattr(function, part, getattr(made[name], part))
         self._names.update({**made, name: function})
-        self._module: Callable[..., Any] = functools.partial(type(op).forward, op) if self._inside else op
         function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
         function.__module__, function.__qualname__, function.op = "opgraft.ops", op.label, op
         # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
