@@ -5,7 +5,6 @@ Everything here looks at metadata alone and raises before any kernel is launched
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -18,8 +17,6 @@ import torch
 from opgraft.errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from opgraft.spec import FormatSignature
 
 Values = tuple[Any, ...]
@@ -126,14 +123,6 @@ class Arguments:
         """The parameters' names as the source of a tuple's inside."""
         return "".join(f"{name}, " for name in self.names)
 
-    @property
-    def passed(self) -> str:
-        """The parameters as the source of a call's inside, every one passed on."""
-        every = self.signature.parameters.values()
-        kind = inspect.Parameter
-        marks: dict[Any, str] = {kind.VAR_POSITIONAL: "*{0}", kind.VAR_KEYWORD: "**{0}", kind.KEYWORD_ONLY: "{0}={0}"}
-        return "".join(f"{marks.get(one.kind, '{0}').format(one.name)}, " for one in every)
-
     def with_backend(self) -> inspect.Signature:
         """Give the signature that callers see: with the keyword ``backend``."""
         every = list(self.signature.parameters.values())
@@ -154,9 +143,7 @@ class Arguments:
         """Compile one function whose parameter list :meth:`source` wrote."""
         names: dict[str, Any] = {f"_default_{n}": d for n, d in zip(self.names, self.defaults, strict=True)}
         names |= {"_default_backend": None, "_alias": is_alias_of}
-        exec(_code(f"def {name}{parameters}:\n    {body}\n"), names)  # noqa: S102
-        # A code object of its own: torch.compile keeps what it makes of one, and that refers to one function's globals.
-        names[name].__code__ = names[name].__code__.replace()
+        exec(f"def {name}{parameters}:\n    {body}\n", names)  # noqa: S102
         return names
 
     def split(self, values: Values) -> tuple[list[Any], dict[str, Any]]:
@@ -280,11 +267,6 @@ class Arguments:
                 (low, high), (start, end) = _span(target), _span(other)
                 if low < end and start < high:
                     self._wrong(ArgumentValueError, buffer, f"memory of its own, not {name}'s", "overlapping tensors")
-
-
-@functools.cache
-def _code(source: str) -> CodeType:
-    return compile(source, "<opgraft>", "exec")
 
 
 def _words(annotation: object) -> set[str]:

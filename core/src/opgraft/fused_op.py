@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PREFIX: Final = "forward_"
-_INSTANCE_ONLY: Final = frozenset(
-    {"_dispatcher", "_call", "forward", "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
-)
+_INSTANCE_ONLY: Final = {"_dispatcher", "_compiled_native", "torch_function", "_compile_forward", "is_torch_compile"}
 
 
 class BaseFusedOp(nn.Module):
@@ -95,6 +93,7 @@ class BaseFusedOp(nn.Module):
     forward_native: Callable[..., Any]
     is_torch_compile: bool = False
     pinned: str | None = None
+    _declared: ClassVar[bool]
     torch_function: Callable[..., Any] | None = None
     _compile_forward: Callable[..., Any] | None = None
 
@@ -130,6 +129,7 @@ class BaseFusedOp(nn.Module):
             if unknown or "backend" in known:
                 why = f"it names {unknown}" if unknown else "'backend' is the keyword by which a caller names kernels"
                 raise RegistrationError(f"{cls.__name__}: {why}, its parameters are {sorted(known)}")
+        cls._declared = True
 
     @classmethod
     def _check_forward(cls) -> None:
@@ -144,7 +144,6 @@ class BaseFusedOp(nn.Module):
         if not self.defines("forward_native"):
             raise TypeError(f"{type(self).__name__} cannot be instantiated: it has no forward_native")
         super().__init__(*args, **kwargs)
-        self._begin()
 
     # What the class declares.
 
@@ -216,9 +215,9 @@ class BaseFusedOp(nn.Module):
     def kernels_of_all_classes() -> list[KernelSpec]:
         """Describe the own kernels of every op class of the process."""
         classes: list[type[BaseFusedOp]] = [BaseFusedOp]
-        for one in classes:
+        for one in classes:  # a class that was refused is among them until it is collected
             classes += one.__subclasses__()
-        return [spec for one in classes[1:] for spec in one.own_specs()]
+        return [spec for one in classes if "_declared" in vars(one) for spec in one.own_specs()]
 
     def method_of(self, spec: KernelSpec) -> str:
         """Name the method that a spec of this op stands for."""
@@ -261,21 +260,9 @@ class BaseFusedOp(nn.Module):
 
     def attach(self, registry: KernelRegistry) -> Self:
         """Choose from another registry than the process's own."""
-        self.__dict__["_registry"] = registry
-        return self._begin()
-
-    def _begin(self) -> Self:
-        """Know of no call yet. What is called as ``forward`` is a function of the instance's own."""
         self.__dict__.pop("_dispatcher", None)
-        self.__dict__["_call"] = call = Handle(self, self.registry, inside=True).function
-        if type(self).forward is BaseFusedOp.forward:
-            self.__dict__["forward"] = call
+        self.__dict__["_registry"] = registry
         return self
-
-    def _replicate_for_data_parallel(self) -> Self:
-        """Let a replica compute with its own parameters."""
-        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        return replica.attach(self.registry)
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -297,7 +284,8 @@ class BaseFusedOp(nn.Module):
         if backend is None and self._compile_forward is not None:
             return self._compile_forward(*args, **kwargs)
         if not torch.compiler.is_compiling():
-            return self.__dict__["_call"](*args, backend=backend, **kwargs)
+            dispatcher = self.dispatcher
+            return dispatcher.call(dispatcher.arguments.bind(*args, **kwargs), backend)
         if self.torch_function is not None:
             return self.torch_function(*args, backend=backend, **kwargs)
         named = "native" if backend in {None, "auto", "torch", "torch_compile"} else str(backend).rpartition("/")[2]
@@ -363,14 +351,14 @@ class BaseFusedOp(nn.Module):
         """Say whether parameters may have a say in a call, as in a layer."""
         return bool(self._parameters or self._modules)
 
+    def _replicate_for_data_parallel(self) -> Self:
+        """Let a replica compute with its own parameters."""
+        replica: Self = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        return replica.attach(self.registry)
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this very instance: a copy chooses for itself."""
         return {name: value for name, value in self.__dict__.items() if name not in _INSTANCE_ONLY}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew with what was copied."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._begin()
 
     # Registration.
 

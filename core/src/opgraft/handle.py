@@ -8,7 +8,6 @@ registration, a policy, a scope, a trace, a hook. ``docs/call-path.md`` tells th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -66,15 +65,12 @@ class Handle:
         The op.
     registry
         Where it is registered.
-    inside
-        True for what an instance has as its ``forward``: the module is called, and its hooks run.
 
     """
 
-    def __init__(self, op: BaseFusedOp, registry: KernelRegistry, *, inside: bool = False) -> None:
+    def __init__(self, op: BaseFusedOp, registry: KernelRegistry) -> None:
         self.op_id = op.op
         self.registry = registry
-        self._inside = inside
         self._names: dict[str, Any] = {}
         self.bind(op)
 
@@ -91,24 +87,18 @@ class Handle:
             _kept_call(arguments, i, tensors, "_validate" if validate else "")
             for i, tensors in enumerate(self._patterns)
         )
-        # Where torch.compile begins with the module, this frame is the first one it sees, and no attribute counts.
-        graph = (
-            f"if _is_compiling():\n        return _module({arguments.passed}backend=backend)" if self._inside else ""
-        )
-        body = f"{graph}{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
-        name = op.label.rpartition(".")[2]
+        body = f"{kept if arguments.keeps else ''}\n    return _slow(({arguments.listed}), backend)"
+        name = op.op.partition(".")[2]
         made = arguments.compile(name, arguments.source(arguments.with_backend()), body)
         made.update(_slow=self.slow, _failed=self.failed, _fits=arguments.fits, _validate=validate)
-        self._module: Callable[..., Any] = functools.partial(type(op).forward, op) if self._inside else op
-        made.update(_modes=_MODES, _forward_ad=forward_ad, _module=self._module)
-        made.update(_is_compiling=torch.compiler.is_compiling)
+        made.update(_modes=_MODES, _forward_ad=forward_ad)
         self._names = self._names or made
         function: Any = self._names[name]
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
             setattr(function, part, getattr(made[name], part))
         self._names.update({**made, name: function})
         function.__signature__, function.__doc__ = arguments.with_backend(), type(op).__doc__
-        function.__module__, function.__qualname__, function.op = "opgraft.ops", op.label, op
+        function.__module__, function.__qualname__, function.op = "opgraft.ops", op.op, op
         # What torch.compile takes in its place: inside a graph, and where it is given the function itself.
         traced: Any = lambda *args, **kwargs: self._traced(*args, **kwargs)  # noqa: E731, PLW0108 - torch wants a function
         shown = {"_torchdynamo_inline": traced, "_torchdynamo_orig_callable": traced}
@@ -129,19 +119,19 @@ class Handle:
 
     def _whole(self, selector: str | None) -> bool:
         """Say whether the module itself has to take the call."""
-        return (self.op.is_torch_compile and selector is None) or (self.op.has_hooks() and not self._inside)
+        return self.op.has_hooks() or (self.op.is_torch_compile and selector is None)
 
     def _traced(self, *args: Any, backend: str | None = None, **kwargs: Any) -> Any:
         """Stand for the function inside a graph."""
         operator = None if self._whole(backend) else self.op.torch_function
-        return (operator or self._module)(*args, backend=backend, **kwargs)
+        return (operator or self.op)(*args, backend=backend, **kwargs)
 
     def slow(self, values: Values, selector: str | None) -> Any:
         """Take a call that the kept choice does not cover, and keep its choice where it may."""
         op, turn = self.op, self.registry.turn
         if self._whole(selector):
             args, kwargs = op.arguments().split(values)
-            return self._module(*args, **kwargs, backend=selector)
+            return op(*args, **kwargs, backend=selector)
         dispatcher, registry = op.dispatcher, self.registry
         key = dispatcher.key(values)
         if key is None:

@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,14 +64,15 @@ class KernelRegistry:
     ) -> None:
         self.detector = detector or Detector()
         self.policy = policy or PolicyStore()
-        self.generation = self.turn = 0
+        self.generation = 0
+        self.turn = 0
         self.traces: tuple[Trace, ...] = ()
         self.process_trace = Trace()
         self._lock = threading.RLock()
         self._catalogue, self._operators, self._path = catalogue, operators, path
         self._handles: dict[str, Handle] = {}
         self._former: dict[str, Handle] = {}
-        self._kept: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self._kept: set[Handle] = set()
         self._specs: dict[str, list[KernelSpec]] = {}
         self._oot: dict[tuple[str | type, str], Callable[..., Any]] = {}
         self._extra: list[object] = []

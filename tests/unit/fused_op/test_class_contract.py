@@ -293,3 +293,11 @@ def test_a_wrong_declaration_fails_where_it_is_written(name):
         type("Wrong", (BaseFusedOp,), {"forward_native": lambda self, x: x} | body)
 
     assert message.replace("{known}", ", ".join(sorted(KernelBackend.names()))) == str(caught.value)
+
+
+def test_a_class_that_is_refused_harms_no_other():
+    with pytest.raises(RegistrationError) as refused:
+        type("Refused", (BaseFusedOp,), {"forward_native": lambda self, x: x, "capabilities": {ANY}})
+    assert [one for one in BaseFusedOp.__subclasses__() if one.__name__ == "Refused"]  # alive in the error's frames
+    assert BaseFusedOp.kernels_of_all_classes()
+    del refused
