@@ -39,7 +39,7 @@ def shares_places(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return False
     axes = [(int(size), int(stride)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    pairs = ((one, other, math.gcd(one[1], other[1]) or 1) for one, other in itertools.combinations(axes, 2))
+    pairs = ((one, other, math.gcd(one[1], other[1])) for one, other in itertools.combinations(axes, 2))
     return any(not stride for _, stride in axes) or any(
         other[1] // common < one[0] and one[1] // common < other[0] for one, other, common in pairs
     )
@@ -150,6 +150,11 @@ class Arguments:
         """Turn values into a call; keyword-only parameters at their default are left out."""
         split: tuple[list[Any], dict[str, Any]] = self._split(*values)
         return split
+
+    def given(self, values: Values) -> dict[str, Any]:
+        """Give the values that are not their parameter's default, by name."""
+        rows = zip(self.names, values, self.defaults, strict=True)
+        return {name: value for name, value, default in rows if value is not default}
 
     def tensors(self, values: Values) -> Iterator[tuple[str, torch.Tensor]]:
         """Give every tensor among the values, with its parameter's name."""

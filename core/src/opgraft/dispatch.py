@@ -13,7 +13,6 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -74,7 +73,6 @@ class Choice:
 
 Reasons = Mapping[KernelSpec | str, str]
 """Kernels that cannot run a call, and why."""
-_NONE: Final[Reasons] = MappingProxyType({})
 
 _Choices = dict[Any, Choice]
 _Held = tuple[int, "Policy | None", _Choices, "weakref.WeakKeyDictionary[Policy, _Choices]"]
@@ -102,7 +100,7 @@ class Dispatcher:
         self._held: _Held = -1, None, {}, weakref.WeakKeyDictionary()
 
     def call(
-        self, values: Values, selector: str | None = None, *, routed: bool = False, refused: Reasons = _NONE
+        self, values: Values, selector: str | None = None, *, routed: bool = False, refused: Reasons | None = None
     ) -> Any:
         """Run the best kernel for these values.
 
@@ -172,11 +170,11 @@ class Dispatcher:
         return self.op.torch_function(*args, **kwargs, backend=selector)
 
     def run(
-        self, choice: Choice, values: Values, policy: Policy, selector: str | None, refused: Reasons = _NONE
+        self, choice: Choice, values: Values, policy: Policy, selector: str | None, refused: Reasons | None = None
     ) -> Any:
         """Run the first kernel of a choice that does not refuse these very values."""
         args, kwargs = self.checked(values)
-        refusals = dict(refused)
+        refusals = dict(refused or {})
         for runner in choice.runners:
             reason = refusals.get(runner.spec) or runner.refusal(args, kwargs)
             if reason is not None:
@@ -300,13 +298,11 @@ class Dispatcher:
 
     def _facts(self, key: tuple[Any, ...], values: Values) -> CallFacts:
         platform, arch = self.registry.place(key[0])
-        rows = zip(self.arguments.names, values, self.arguments.defaults, strict=True)
-        only = self.arguments.keyword_only
         return CallFacts(
             platform=platform,
             arch=arch,
             dtypes=tuple((name, dtype_name(one.dtype)) for name, one in self.arguments.tensors(values)),
-            passed=frozenset(n for n, value, default in rows if n in only and value is not default),
+            passed=self.arguments.keyword_only.intersection(self.arguments.given(values)),
             buffers=frozenset(self.arguments.writes),
             needs_grad=key[1],
             amx=self._amx(platform),
@@ -316,13 +312,12 @@ class Dispatcher:
         return platform == "cpu" and self.registry.detector.cpu_has_amx()
 
     def _describe(self, values: Values) -> str:
-        rows = zip(self.arguments.names, values, self.arguments.defaults, strict=True)
-        given = [(name, value) for name, value, default in rows if value is not default]
+        given = self.arguments.given(values)
         parts = [
             f"{n}: {dtype_name(v.dtype)} {tuple(v.shape)}" if isinstance(v, Tensor) else f"{n}={v!r:.40}"
-            for n, v in given
+            for n, v in given.items()
         ]
-        device = next((f" on {v.device}" for _, v in given if isinstance(v, Tensor)), "")
+        device = next((f" on {v.device}" for v in given.values() if isinstance(v, Tensor)), "")
         return ", ".join(parts) + device
 
     def runner(self, spec: KernelSpec) -> Runner:

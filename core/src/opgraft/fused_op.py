@@ -120,11 +120,7 @@ class BaseFusedOp(nn.Module):
             like = {out.removeprefix("like:") for out in form.outputs if out.startswith("like:")} if form else set()
             stated = {*form.by_parameter, *form.shapes, *like} if form else set()
             known = set(cls.signature().parameters)
-            most = len(form.outputs) if form and form.outputs else None
-            for name, index in cls.writes.items():
-                if type(index) is not int or index < 0 or (most is not None and index >= most):
-                    why = f"writes[{name!r}] must be the index of an output"
-                    raise RegistrationError(f"{cls.__name__}: {why}{f' below {most}' if most else ''}, got {index!r}")
+            cls._check_writes(len(form.outputs) if form else 0)
             unknown = sorted({*stated, *cls.mutates, *(cls.writes.keys() - {"out"})} - known)
             if unknown or "backend" in known:
                 why = f"it names {unknown}" if unknown else "'backend' is the keyword by which a caller names kernels"
@@ -138,6 +134,13 @@ class BaseFusedOp(nn.Module):
                 f"{cls.__name__} overrides forward, which chooses the kernel; define forward_native and "
                 f"forward_<kernel backend> instead"
             )
+
+    @classmethod
+    def _check_writes(cls, outputs: int) -> None:
+        for name, index in cls.writes.items():
+            if type(index) is not int or index < 0 or (outputs and index >= outputs):
+                why = f"writes[{name!r}] must be the index of an output{f' below {outputs}' if outputs else ''}"
+                raise RegistrationError(f"{cls.__name__}: {why}, got {index!r}")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the op; nothing is detected, imported or compiled."""

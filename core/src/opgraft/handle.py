@@ -149,8 +149,7 @@ class Handle:
         given = {n: one for n, one in zip(arguments.names, values, strict=True) if one is not None}
         tensors = [one for one in given.values() if isinstance(one, Tensor)]
         pattern = next((i for i, names in enumerate(self._patterns) if len(names) == len(tensors)), None)
-        rows = zip(arguments.names, values, arguments.defaults, strict=True)
-        passed = {name for name, value, default in rows if value is not default}.difference(arguments.optional)
+        passed = arguments.given(values).keys() - {*arguments.optional}
         if (
             pattern is not None
             and given.keys() >= {*self._patterns[pattern]}

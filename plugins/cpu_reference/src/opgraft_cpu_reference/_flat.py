@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
-__all__ = ["address_dtype", "flat_view"]
+__all__ = ["FAR", "address_dtype", "flat_view"]
+
+FAR: Final = 2**61
+"""Beyond every real position; a few of them still add up in 64 bit."""
 
 
 def flat_view(table: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opgraft_cpu_reference._flat import FAR
 from opgraft_cpu_reference._masks import count_dtype, pick
 
 __all__ = ["compact_valid_indices"]
-
-_FAR = 2**61
 
 
 def compact_valid_indices(
@@ -62,7 +61,7 @@ def compact_valid_indices(
         fitting = min(packed.shape[0], out.shape[0])
         out[:fitting] = packed[:fitting]
     else:
-        shifts = indptr[:-1].to(torch.int64).clamp(-_FAR, _FAR) - (ends - counts)
+        shifts = indptr[:-1].to(torch.int64).clamp(-FAR, FAR) - (ends - counts)
         row = torch.repeat_interleave(counts.to(torch.int64))
         targets = shifts.index_select(0, row).add_(torch.arange(packed.shape[0], device="cpu"))
         fits = (targets >= 0) & (targets < out.shape[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opgraft_cpu_reference._flat import address_dtype, flat_view
+from opgraft_cpu_reference._flat import FAR, address_dtype, flat_view
 
 __all__ = ["csr_kv_indices"]
 
@@ -14,7 +14,6 @@ __all__ = ["csr_kv_indices"]
 # thousand tokens more.
 _FEW = 40
 _TOKENS_PER_RUN = 1000
-_FAR = 2**61
 
 
 def csr_kv_indices(
@@ -145,13 +144,13 @@ class _Runs:
     """
 
     def __init__(self, lengths: Tensor, indptr: Tensor, starts: Tensor | None, capacity: int) -> None:
-        begins = indptr[:-1].to(torch.int64).clamp(-_FAR, _FAR)
+        begins = indptr[:-1].to(torch.int64).clamp(-FAR, FAR)
         self.firsts = begins.clamp(min=0)
-        lasts = lengths.to(torch.int64).clamp(0, _FAR).add_(begins).clamp_(max=capacity)
+        lasts = lengths.to(torch.int64).clamp(0, FAR).add_(begins).clamp_(max=capacity)
         self.counts = (lasts - self.firsts).clamp_(min=0)
         self.positions = self.firsts - begins
         if starts is not None:
-            self.positions += starts.to(torch.int64).clamp(-_FAR, _FAR)
+            self.positions += starts.to(torch.int64).clamp(-FAR, FAR)
         self.before = self.counts.cumsum(0).sub_(self.counts)
         self.owner = torch.repeat_interleave(self.counts)
 

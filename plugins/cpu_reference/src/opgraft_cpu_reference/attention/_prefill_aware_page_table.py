@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opgraft_cpu_reference._flat import address_dtype, flat_view
+from opgraft_cpu_reference._flat import FAR, address_dtype, flat_view
 
 __all__ = ["prefill_aware_page_table"]
 
-_FAR = 2**61
 # One by one a row costs 8.5 us whatever its width; all together cost 118 us and 4 ns an entry
 # (EPYC, one thread, torch 2.13, int32, 1 to 512 rows of 16 to 4096 columns).
 _FEW = 12
@@ -151,7 +150,7 @@ def _gather_all(
 ) -> None:
     """Read every column of every row at once."""
     pool = table.shape[0]
-    lengths = seq_lens.to(torch.int64).clamp(0, _FAR)
+    lengths = seq_lens.to(torch.int64).clamp(0, FAR)
     known = rows.to(torch.int64).clamp(0, max(pool - 1, 0))
     strangers = known != rows if pool else torch.ones_like(known, dtype=torch.bool)
     prompts = torch.zeros_like(lengths)

@@ -29,8 +29,8 @@ __all__ = ["csr_kv_indices"]
 # One H200, replayed graph, over a copy of the same bytes, for 1 and 8 rows of 131072, 64 of 32768, 256
 # of 8192, 512 of 4096, and one of 131072 beside 255 of 64; part/warps 1024/2 1.23 1.08 1.07 1.07 1.05
 # 1.39, 1024/1 1.25 1.08 1.06 1.05 1.05 1.35, 512/1 1.22 1.10 1.17 1.12 1.11 1.52, 2048/4 1.19 1.08 1.06
-# 1.09 1.08 1.59; 1024/1 takes a tenth longer for short rows. The parameters of the kernels stand in the
-# order in which they are needed: 2 per cent.
+# 1.09 1.08 1.59, or 1.40 with half the programs; 1024/1 takes a tenth longer for short rows. The
+# parameters of the kernels stand in the order in which they are needed: 2 per cent.
 _PART = 1024
 _WARPS = 2
 
